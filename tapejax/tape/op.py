@@ -13,6 +13,7 @@ what each argument is:
 `Array | None`     an operand that may be absent
 `Arrays`           a list or tuple of operands (`cat`, `stack`, `einsum`)
 `Scalar`           a Python number that may change every step without a recompile (`alpha`, `eps`, `lr`)
+`Ints`, `Dims`     statics: a tuple of ints that users may spread, an int or tuple or None
 `Seed`             a random op's key operand, filled in from the generator; the user passes `generator=`
 anything else      a *static*: hashable, part of the program key (`dim`, `keepdim`, shapes, flags)
 =================  =========================================================================================
@@ -46,9 +47,18 @@ class Seed:
     """Annotation: a random op's key. Inside the body it is a `jax.random` key."""
 
 
+class Ints:
+    """Annotation: a static tuple of ints that users may also spread (`x.view(2, 3)`); one int arrives as a 1-tuple."""
+
+
+class Dims:
+    """Annotation: a static that is None, an int or a tuple of ints."""
+
+
 class Param(NamedTuple):
     name: str
     role: str  # "array", "optional", "arrays", "scalar", "seed" or "static"
+    spread: bool  # an `Ints` static
     default: Any  # inspect.Parameter.empty where required
     keyword_only: bool
 
@@ -190,7 +200,7 @@ _ROLES = {"Array": "array", "Array | None": "optional", "Arrays": "arrays", "Sca
 def _params(impl: Callable[..., Any]) -> Iterator[Param]:
     for p in inspect.signature(impl).parameters.values():
         annotation = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", str(p.annotation))
-        yield Param(p.name, _ROLES.get(annotation, "static"), p.default, p.kind is p.KEYWORD_ONLY)
+        yield Param(p.name, _ROLES.get(annotation, "static"), annotation == "Ints", p.default, p.kind is p.KEYWORD_ONLY)
 
 
 def cast_targets(op: Op, avals: Sequence[Aval | None], statics: tuple[Any, ...]) -> tuple[dtypes.dtype | None, ...]:
