@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from tapejax import dtypes
 from tapejax.errors import refuse
-from tapejax.tape.op import Array, error_sample, op, sample
+from tapejax.tape.op import Array, error_sample, op
 
 
 def same_type(name: str, a: Any, b: Any) -> None:
