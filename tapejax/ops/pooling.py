@@ -52,11 +52,11 @@ def _max_pool(name: str, n: int, x: Any, kernel: Any, stride: Any, padding: Any,
             offset = [c * dd for c, dd in zip(cell, d, strict=True)]
             value, at = shifted(wide_x, offset, out, s), shifted(where, offset, out, s)
             if best is None:
-                # The centre of the padding may win only over nothing, so start below every real cell.
                 best, index = value, jnp.broadcast_to(at, value.shape)
                 inside = _inside(offset, out, s, p, x.shape[2:])
                 continue
             real = _inside(offset, out, s, p, x.shape[2:])
+            # a cell of the padding may only stand until the first real one is seen, even if that is -inf
             take = (real & ~inside) | (real & ((value > best) | ((value != value) & (best == best))))
             best, index = jnp.where(take, value, best), jnp.where(take, at, index)
             inside = inside | real
@@ -85,9 +85,6 @@ def _inside(offset: Any, out: Any, stride: Any, pad: Any, size: Any) -> np.ndarr
         at = np.arange(n) * s + o - p
         found &= ((at >= 0) & (at < z)).reshape([-1 if a == axis else 1 for a in range(len(out))])
     return found
-
-
-_MAX_DOC = "max_pool"
 
 
 @op("", saves="input", grad_name="MaxPool2DWithIndices", oracle="nn.functional.max_pool1d")
