@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from tapejax import dtypes

@@ -1,49 +1,38 @@
-"""Arithmetic, element by element: sums and products, powers, bounds and selections.
+"""Arithmetic, element by element: sums, products, signs, selection and the fused forms.
 
-Owns the operators behind `+ - * / // % **` and their relatives. Comparisons and bit logic are in `comparison`,
-exponentials and trigonometry in `transcendental`, rounding in `rounding`; their common names can be imported from here.
+The rest is by theme: `division`, `power`, `bounds` (clamp, maximum), `rounding`, `comparison` (and bit logic),
+`transcendental` (exponentials, trigonometry). The names that other modules build on can be imported from here.
 May import the op declaration, dtypes and errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from tapejax import dtypes
 from tapejax.errors import refuse
-from tapejax.ops.broadcasting import check_broadcast
+from tapejax.ops.bounds import clamp, clamp_max, clamp_min, maximum, minimum
 from tapejax.ops.comparison import bitwise_not, eq, ge, gt, le, logical_and, logical_not, logical_or, lt, ne
+from tapejax.ops.division import div, floor_divide, remainder
+from tapejax.ops.operands import check_broadcast, is_complex, is_integral, need_floating, refuse_complex
+from tapejax.ops.power import pow, square
 from tapejax.ops.samples import Make
 from tapejax.ops.transcendental import cos, exp, log, sigmoid, sin, sqrt, tanh
 from tapejax.tape.aval import Aval
 from tapejax.tape.op import Array, ErrorSample, Scalar, composite, error_sample, op, sample
 
-__all__ = ["abs", "add", "bitwise_not", "clamp", "clamp_max", "clamp_min", "cos", "div", "eq", "exp", "ge", "gt", "le", "log",
-           "logical_and", "logical_not", "logical_or", "lt", "maximum", "minimum", "mul", "ne", "neg", "pow", "sigmoid",
-           "sin", "sqrt", "sub", "tanh", "where"]  # fmt: skip
+__all__ = ["abs", "add", "addcdiv", "addcmul", "bitwise_not", "clamp", "clamp_max", "clamp_min", "cos", "div", "eq", "exp",
+           "floor_divide", "ge", "gt", "le", "lerp", "log", "logical_and", "logical_not", "logical_or", "lt", "maximum",
+           "minimum", "mul", "ne", "neg", "pow", "reciprocal", "remainder", "rsub", "sgn", "sigmoid", "sign", "sin", "sqrt",
+           "square", "sub", "tanh", "where"]  # fmt: skip
 
 _EVERYWHERE = "torch Tensor Tensor_"
-
-
-def is_complex(x: jax.Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.complexfloating)
-
-
-def is_integral(x: jax.Array) -> bool:
-    """True for integers and booleans."""
-    return not jnp.issubdtype(x.dtype, jnp.inexact)
-
-
-def refuse_complex(name: str, *operands: jax.Array) -> None:
-    """Complex numbers have no order: refuse them where one is needed."""
-    for x in operands:
-        if is_complex(x):
-            raise refuse(RuntimeError, name, f"not implemented for complex tensors, got {dtypes.of(x.dtype)} → take .real or .abs()")
 
 
 def _scaled(name: str, x: jax.Array, alpha: Any) -> jax.Array:
@@ -180,72 +169,6 @@ def _(make: Make) -> Iterator[ErrorSample]:
     yield error_sample(RuntimeError, "must match the size of tensor b", make(3), make(2))
 
 
-def floor_quotient(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The largest integer not above a / b, exact where the rounded quotient would land on the wrong side."""
-    if is_integral(a):
-        return jnp.floor_divide(a, b)
-    zero = b == 0
-    divisor = jnp.where(zero, jnp.ones_like(b), b)
-    rest = lax.rem(a, divisor)
-    quotient = (a - rest) / divisor - ((rest != 0) & ((rest < 0) != (divisor < 0)))
-    down = jnp.floor(quotient)
-    exact = jnp.where(quotient - down > 0.5, down + 1, down)
-    exact = jnp.where(quotient == 0, jnp.copysign(jnp.zeros_like(a), a / divisor), exact)
-    return jnp.where(zero, a / b, exact)
-
-
-def quotient_types(avals: Sequence[Aval | None], statics: tuple[Any, ...]) -> list[dtypes.dtype]:
-    """True division turns integers into the default float type, rounded division keeps them."""
-    target = dtypes.common((a.dtype, a.rank) for a in avals if a is not None)
-    if target.category < 2 and statics[0] is None:
-        target = dtypes.get_default_dtype()
-    return [target] * len(avals)
-
-
-@op(_EVERYWHERE, promote=quotient_types, saves={"input": "other", "other": "input other"}, aliases="divide")
-def div(input: Array, other: Array, *, rounding_mode: str | None = None) -> Array:
-    """Divide: `input / other`, with broadcasting.
-
-    `rounding_mode`: None divides truly (integers give the default float type); "trunc" rounds towards zero and "floor"
-    downwards, both in the common type and with gradient 0. Raises RuntimeError for another mode.
-
-    >>> import tapejax as tj
-    >>> tj.div(tj.tensor([-7, 7]), 2, rounding_mode="floor").tolist()
-    [-4, 3]
-    """
-    check_broadcast("div", input, other)
-    if rounding_mode is None:
-        return jnp.divide(input, other)
-    if rounding_mode not in ("trunc", "floor"):
-        raise refuse(
-            RuntimeError,
-            "div",
-            f"expected rounding_mode to be one of None, 'trunc', or 'floor' but found {rounding_mode!r}",
-        )
-    refuse_complex("div", input)
-    a, b = jnp.broadcast_arrays(input, other)
-    if rounding_mode == "floor":
-        return lax.stop_gradient(floor_quotient(a, b))
-    return lax.stop_gradient(lax.div(a, b) if is_integral(a) else jnp.trunc(a / b))
-
-
-@div.samples
-def _(make: Make) -> Iterator[Any]:
-    yield make(3, 4), make.away(4)
-    yield make.complex(3), make.complex(3)
-    yield make.ints(3, low=-5, high=5), make.ints(3, low=1, high=4)
-    yield sample(make(3, low=-5, high=5), make.away(3), rounding_mode="floor")
-    yield sample(make(3, low=-5, high=5), make.away(3), rounding_mode="trunc")
-    yield sample(make.ints(6, low=-9, high=9), 2, rounding_mode="floor")
-    yield sample(make.ints(6, low=-9, high=9), 2, rounding_mode="trunc")
-
-
-@div.error_samples
-def _(make: Make) -> Iterator[ErrorSample]:
-    yield error_sample(RuntimeError, "expected rounding_mode to be one of", make(3), make(3), rounding_mode="up")
-    yield error_sample(RuntimeError, "must match the size of tensor b", make(3), make(2))
-
-
 @op(_EVERYWHERE, aliases="negative")
 def neg(input: Array) -> Array:
     """Negate each element. Raises RuntimeError for booleans (use `~`)."""
@@ -280,7 +203,7 @@ def abs(input: Array) -> Array:
     if is_complex(input):
         return jnp.abs(input)
     if input.dtype == jnp.bool_:
-        raise refuse(RuntimeError, "abs", "not implemented for 'Bool' → convert with .to(tapejax.int64)")
+        raise refuse(NotImplementedError, "abs", "not implemented for 'Bool' → convert with .to(tapejax.int64)")
     # |x| = x sign(x): its derivative is sign(x) to any order, where lax.abs would say 1 at 0.
     return input * jnp.sign(input)
 
@@ -290,101 +213,6 @@ def _(make: Make) -> Iterator[Any]:
     yield make.away(3, 4)
     yield make.complex(3)
     yield make.ints(3, low=-3)
-
-
-#: Python exponents worth a program of their own: short products, their reciprocals, and square roots.
-_STATIC_EXPONENTS = frozenset([*range(-8, 9), 0.5, -0.5])
-
-
-def _static_power_types(avals: Sequence[Aval | None], statics: tuple[Any, ...]) -> list[dtypes.dtype]:
-    kind, _ = statics[0]
-    assert avals[0] is not None
-    found = avals[0].dtype
-    if found.category < 2 and kind == "float":
-        return [dtypes.get_default_dtype()]
-    return [dtypes.int64 if found is dtypes.bool_ else found]
-
-
-@op("", promote=_static_power_types, saves="input", grad_name="Pow", oracle=None)
-def pow_static(input: Array, exponent: tuple[str, float]) -> Array:
-    """Raise to a power that is part of the program.
-
-    `exponent` is `("int", n)` or `("float", x)`, so that the key tells 2 from 2.0: a float exponent makes integers
-    floating. Integral exponents become products, whose derivatives are a polynomial's: finite at 0, to any order.
-    """
-    _, value = exponent
-    if value == 0.5:
-        return jnp.sqrt(input)
-    if value == -0.5:
-        return lax.rsqrt(input)
-    if is_integral(input) and value < 0:
-        raise refuse(
-            RuntimeError, "pow", "Integers to negative integer powers are not allowed → convert the tensor with .double() first"
-        )
-    return lax.integer_pow(input, int(value))
-
-
-@pow_static.samples
-def _(make: Make) -> Iterator[Any]:
-    yield make.away(3), ("int", 3)
-    yield make.away(3), ("float", -2.0)
-    yield make(3, low=0.5), ("float", 0.5)
-    yield make.ints(3), ("float", 2.0)
-
-
-@pow_static.error_samples
-def _(make: Make) -> Iterator[ErrorSample]:
-    yield error_sample(RuntimeError, "Integers to negative integer powers", make.ints(3), ("int", -1))
-
-
-@op("", name="pow", promote="common", saves={"input": "input exponent", "exponent": "input exponent result"})
-def pow_general(input: Array, exponent: Array) -> Array:
-    """Raise to a power: `input ** exponent`, either of which may be a number, with broadcasting.
-
-    Gradients: exponent * input ** (exponent - 1), and 0 where the exponent is 0; result * log(input), and 0 where
-    the base is 0 and the exponent not negative. Integers to negative integer powers are 0, except for bases 1 and -1.
-    """
-    check_broadcast("pow", input, exponent)
-    base, power = jnp.broadcast_arrays(input, exponent)
-    if base.dtype == jnp.bool_:
-        return base | ~power
-    if is_integral(base):
-        if not jnp.issubdtype(base.dtype, jnp.signedinteger):
-            return jnp.power(base, power)
-        negative = jnp.where(base == 1, 1, jnp.where(base == -1, 1 - 2 * (power & 1), 0)).astype(base.dtype)
-        return jnp.where(power < 0, negative, jnp.power(base, jnp.maximum(power, 0)))
-    return lax.pow(base, power)
-
-
-@pow_general.samples
-def _(make: Make) -> Iterator[Any]:
-    yield make(3, 4, low=0.2), make(4)
-    yield make(3, low=0.2), 2.7
-    yield make.complex(3), make.complex(3)
-    yield make.ints(3, low=-2, high=4), make.ints(3, high=4)
-    yield make.ints(3, low=-2, high=3), make.ints(3, low=-3, high=0)
-
-
-@pow_general.error_samples
-def _(make: Make) -> Iterator[ErrorSample]:
-    yield error_sample(RuntimeError, "must match the size of tensor b", make(3), make(2))
-
-
-@composite(_EVERYWHERE, name="pow")
-def pow(input: Any, exponent: Any) -> Any:
-    """Raise each element to a power: `input ** exponent`.
-
-    `exponent`: a tensor that broadcasts, or a number; `input` may be a number too where the exponent is a tensor. A
-    small integral Python exponent becomes part of the program (so `x ** 2` is one product), any other number is an
-    argument of it. The gradient at a base of 0 is the limit where it exists, and 0 for the exponent 0.
-
-    >>> import tapejax as tj
-    >>> tj.pow(tj.tensor([1.0, 2.0, 3.0]), 2).tolist()
-    [1.0, 4.0, 9.0]
-    """
-    if isinstance(exponent, int | float) and not isinstance(exponent, bool) and exponent in _STATIC_EXPONENTS:
-        return pow_static(input, ("int" if isinstance(exponent, int) else "float", exponent))
-    return pow_general(input, exponent)
 
 
 def _choice_types(avals: Sequence[Aval | None], statics: tuple[Any, ...]) -> list[dtypes.dtype | None]:
@@ -427,102 +255,226 @@ def _(make: Make) -> Iterator[ErrorSample]:
     yield error_sample(RuntimeError, "must match the size of tensor b", make.bools(3), make(2), make(2))
 
 
-@op(_EVERYWHERE, promote="common", saves="input min max", aliases="clip")
-def clamp(input: Array, min: Array | None = None, max: Array | None = None) -> Array:
-    """Limit each element to [min, max]; either bound may be missing, a number or a tensor that broadcasts.
+@composite()
+def positive(input: Any) -> Any:
+    """Return the tensor itself (`+x`). Raises RuntimeError for booleans."""
+    if input.dtype is dtypes.bool_:
+        raise refuse(RuntimeError, "positive", "The `+` operator, on a bool tensor is not supported → .to(tapejax.int64)")
+    return input
 
-    The result is `max` where `min` exceeds it. The gradient passes where min <= input <= max (1 at a bound); a
-    tensor bound receives it where it was applied. Raises RuntimeError if both bounds are missing.
+
+@op(_EVERYWHERE)
+def sign(input: Array) -> Array:
+    """Return -1, 0 or 1 by each element's sign (0 for NaN); the gradient is 0. Complex tensors: see `sgn`."""
+    if is_complex(input):
+        raise refuse(
+            NotImplementedError, "sign", "torch.sign is not intended to support complex numbers → use tapejax.sgn instead"
+        )
+    if input.dtype == jnp.bool_:
+        return input
+    return jnp.where(jnp.isnan(input), jnp.zeros_like(input), jnp.sign(input))
+
+
+@op(_EVERYWHERE, saves="input result")
+def sgn(input: Array) -> Array:
+    """Return input / |input|, the sign of a real or the direction of a complex number; 0 at 0, with gradient 0 there."""
+    if not is_complex(input):
+        return input if input.dtype == jnp.bool_ else jnp.where(jnp.isnan(input), jnp.zeros_like(input), jnp.sign(input))
+    origin = input == 0
+    away = jnp.where(origin, jnp.ones_like(input), input)
+    return jnp.where(origin, jnp.zeros_like(input), away / jnp.abs(away))
+
+
+def _signed(make: Make) -> Iterator[Any]:
+    yield make.away(3, 4)
+    yield make.ints(4, low=-2)
+    yield np.array([np.nan, -np.inf, 0.0])
+
+
+@sign.error_samples
+def _(make: Make) -> Iterator[ErrorSample]:
+    yield error_sample(NotImplementedError, "not intended to support complex", make.complex(3))
+
+
+sign.samples(_signed)
+
+
+@sgn.samples
+def _(make: Make) -> Iterator[Any]:
+    yield make.complex(3)
+    yield make.ints(4, low=-2)
+
+
+@op(_EVERYWHERE, promote="float", saves={"input": "input result"})
+def copysign(input: Array, other: Array) -> Array:
+    """Return |input| with the sign of `other` (of its sign bit, for zeros), with broadcasting.
+
+    The gradient of `input` is 1 or -1, and 0 at 0; that of `other` is 0.
+    """
+    check_broadcast("copysign", input, other)
+    signed = jnp.where(jnp.signbit(input) != jnp.signbit(other), -input, input)
+    return jnp.where(input == 0, lax.stop_gradient(signed), signed)
+
+
+@copysign.samples
+def _(make: Make) -> Iterator[Any]:
+    yield make.away(3, 4), make.away(4)
+    yield make.away(3), -1.0
+    yield make.ints(3), make.ints(3, low=-3)
+
+
+def _same_types(name: str, message: str) -> Callable[..., list[dtypes.dtype | None]]:
+    def rule(avals: Sequence[Aval | None], statics: tuple[Any, ...]) -> list[dtypes.dtype | None]:
+        kinds = [a.dtype for a in avals if a is not None and not a.weak]
+        if any(k is not kinds[0] for k in kinds):
+            raise refuse(RuntimeError, name, f"{message}: {', '.join(map(str, kinds))} → convert with .to()")
+        return [kinds[0]] * len(avals)
+
+    return rule
+
+
+@op(_EVERYWHERE, promote=_same_types("heaviside", "heaviside is not yet implemented for tensors with different dtypes"))
+def heaviside(input: Array, values: Array) -> Array:
+    """Return 0 below zero, 1 above it and `values` at it, with broadcasting; the gradient of `input` is 0."""
+    refuse_complex("heaviside", input)
+    check_broadcast("heaviside", input, values)
+    return jnp.where(input == 0, values, (input > 0).astype(input.dtype))
+
+
+@heaviside.samples
+def _(make: Make) -> Iterator[Any]:
+    yield make.ints(6, low=-1, high=2), make.ints(6)
+
+
+@heaviside.error_samples
+def _(make: Make) -> Iterator[ErrorSample]:
+    yield error_sample(RuntimeError, "different dtypes", make(3), make.ints(3))
+
+
+@jax.custom_jvp
+def _next_after(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.nextafter(x, y)
+
+
+@_next_after.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (x, y), (dx, _) = primals, tangents
+    return _next_after(x, y), jnp.where(x != y, dx, jnp.zeros_like(dx))
+
+
+@op(_EVERYWHERE, promote="common", saves="input other", grad_name="Nextafter")
+def nextafter(input: Array, other: Array) -> Array:
+    """Return the next representable value after `input` towards `other`; the gradient goes to `input` where they differ."""
+    need_floating("nextafter", input)
+    check_broadcast("nextafter", input, other)
+    return _next_after(*jnp.broadcast_arrays(input, other))
+
+
+@nextafter.samples
+def _(make: Make) -> Iterator[Any]:
+    yield make(3, 4), make(4)
+
+
+@op(_EVERYWHERE, promote="float", saves="result")
+def reciprocal(input: Array) -> Array:
+    """Return 1 / input; inf at 0. Integers give the default float type."""
+    return 1 / input
+
+
+@reciprocal.samples
+def _(make: Make) -> Iterator[Any]:
+    yield make.away(3, 4)
+    yield make.complex(3)
+    yield make.ints(3, low=1)
+
+
+_LERP_TYPES = _same_types("lerp", "expected one dtype for `input`, `end` and `weight` but got different ones")
+
+
+@op(_EVERYWHERE, promote=_LERP_TYPES, saves={"input": "weight", "end": "weight", "weight": "input end"})
+def lerp(input: Array, end: Array, weight: Array) -> Array:
+    """Interpolate: `input + weight * (end - input)`, with broadcasting; `weight` is a number or a tensor.
+
+    Computed from the nearer end, so that weights 0 and 1 give the ends exactly. Raises RuntimeError where the types
+    differ or are not floating.
 
     >>> import tapejax as tj
-    >>> tj.clamp(tj.tensor([-1.0, 0.5, 2.0]), 0, 1).tolist()
-    [0.0, 0.5, 1.0]
+    >>> tj.lerp(tj.tensor([0.0, 10.0]), tj.tensor([10.0, 20.0]), 0.25).tolist()
+    [2.5, 12.5]
     """
-    if min is None and max is None:
-        raise refuse(RuntimeError, "clamp", "At least one of 'min' or 'max' must not be None")
-    bounds = [b for b in (min, max) if b is not None]
-    refuse_complex("clamp", input)
-    check_broadcast("clamp", input, *bounds)
-    result = input
-    if min is not None:
-        result = jnp.where((result < min) | jnp.isnan(min), min, result)
-    if max is not None:
-        result = jnp.where((result > max) | jnp.isnan(max), max, result)
-    return result
+    need_floating("lerp", input)
+    check_broadcast("lerp", input, end, weight)
+    span = end - input
+    return jnp.where(jnp.abs(weight) < 0.5, input + weight * span, end - span * (1 - weight))
 
 
-@clamp.samples
+@lerp.samples
 def _(make: Make) -> Iterator[Any]:
-    yield make(3, 4), -0.5, 0.7
-    yield make(3), None, 0.3
-    yield make(3), 0.1
-    yield make(3, 4), make(4, high=-0.5), make(3, 1, low=0.5)
-    yield make.ints(4, high=9), 2, 5
-    yield make.ints(4, high=9), 2.5
+    yield make(3, 4), make(4), 0.3
+    yield make(3), make(3), make(3, low=0, high=1)
+    yield make(3), make(3), make(3, low=2, high=3)
 
 
-@clamp.error_samples
+@lerp.error_samples
 def _(make: Make) -> Iterator[ErrorSample]:
-    yield error_sample(RuntimeError, "At least one of", make(3))
-    yield error_sample(RuntimeError, "complex", make.complex(3), 0)
+    yield error_sample(RuntimeError, "expected one dtype", make(3), make(3).astype("float32"), 0.5)
+    yield error_sample(RuntimeError, "not implemented for 'Long'", make.ints(3), make.ints(3), 2)
 
 
-@op(_EVERYWHERE, promote="common", saves="input min")
-def clamp_min(input: Array, min: Array) -> Array:
-    """Raise elements below `min` (a number or a tensor) to it; the gradient at the bound goes to `input`."""
-    refuse_complex("clamp_min", input)
-    check_broadcast("clamp_min", input, min)
-    return jnp.where((input < min) | jnp.isnan(min), min, input)
+@op(_EVERYWHERE, promote="common", saves={"tensor1": "tensor2", "tensor2": "tensor1"})
+def addcmul(input: Array, tensor1: Array, tensor2: Array, *, value: Scalar = 1) -> Array:
+    """Add a scaled product: `input + value * tensor1 * tensor2`, with broadcasting."""
+    check_broadcast("addcmul", input, tensor1, tensor2)
+    return input + _scaled("addcmul", tensor1 * tensor2, value)
 
 
-@clamp_min.samples
-def _(make: Make) -> Iterator[Any]:
-    yield make(3, 4), 0.2
-    yield make(3), make(3)
+@op(_EVERYWHERE, promote="common", saves={"tensor1": "tensor2", "tensor2": "tensor1 tensor2"})
+def addcdiv(input: Array, tensor1: Array, tensor2: Array, *, value: Scalar = 1) -> Array:
+    """Add a scaled quotient: `input + value * tensor1 / tensor2`, with broadcasting. Raises RuntimeError for integers."""
+    if is_integral(tensor1):
+        raise refuse(RuntimeError, "addcdiv", "Integer division with addcdiv is no longer supported → convert with .float()")
+    check_broadcast("addcdiv", input, tensor1, tensor2)
+    return input + _scaled("addcdiv", tensor1 / tensor2, value)
 
 
-@op(_EVERYWHERE, promote="common", saves="input max")
-def clamp_max(input: Array, max: Array) -> Array:
-    """Lower elements above `max` (a number or a tensor) to it; the gradient at the bound goes to `input`."""
-    refuse_complex("clamp_max", input)
-    check_broadcast("clamp_max", input, max)
-    return jnp.where((input > max) | jnp.isnan(max), max, input)
+def _three(make: Make) -> Iterator[Any]:
+    yield make(3, 4), make(4), make.away(3, 1)
+    yield sample(make(3), make(3), make.away(3), value=0.3)
+    yield sample(make.complex(3), make.complex(3), make.complex(3), value=2)
 
 
-@clamp_max.samples
-def _(make: Make) -> Iterator[Any]:
-    yield make(3, 4), 0.2
-    yield make(3), make(3)
+for _op in (addcmul, addcdiv):
+    _op.samples(_three)
 
 
-@op("torch Tensor", promote="common", saves="input other")
-def maximum(input: Array, other: Array) -> Array:
-    """Return the larger of two elements, with broadcasting; NaN wins. Ties share the gradient, ½ each."""
-    refuse_complex("maximum", input)
-    check_broadcast("maximum", input, other)
-    return jnp.maximum(input, other)
+@addcdiv.error_samples
+def _(make: Make) -> Iterator[ErrorSample]:
+    yield error_sample(RuntimeError, "Integer division with addcdiv", make.ints(3), make.ints(3), make.ints(3))
 
 
-@maximum.samples
+@jax.custom_jvp
+def _hypotenuse(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.hypot(x, y)
+
+
+@_hypotenuse.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (x, y), (dx, dy) = primals, tangents
+    length = _hypotenuse(x, y)
+    divisor = jnp.where(length == 0, jnp.ones_like(length), length)
+    return length, x / divisor * dx + y / divisor * dy
+
+
+@op(_EVERYWHERE, promote="common", saves="input other result")
+def hypot(input: Array, other: Array) -> Array:
+    """Return sqrt(input² + other²) without overflow; the gradient at (0, 0) is 0, as for every norm."""
+    need_floating("hypot", input)
+    refuse_complex("hypot", input)
+    check_broadcast("hypot", input, other)
+    return _hypotenuse(*jnp.broadcast_arrays(input, other))
+
+
+@hypot.samples
 def _(make: Make) -> Iterator[Any]:
     yield make(3, 4), make(4)
-    yield make.ints(3, high=9), make.ints(3, high=9)
-
-
-@maximum.error_samples
-def _(make: Make) -> Iterator[ErrorSample]:
-    yield error_sample(RuntimeError, "complex", make.complex(3), make.complex(3))
-
-
-@op("torch Tensor", promote="common", saves="input other")
-def minimum(input: Array, other: Array) -> Array:
-    """Return the smaller of two elements, with broadcasting; NaN wins. Ties share the gradient, ½ each."""
-    refuse_complex("minimum", input)
-    check_broadcast("minimum", input, other)
-    return jnp.minimum(input, other)
-
-
-@minimum.samples
-def _(make: Make) -> Iterator[Any]:
-    yield make(3, 4), make(4)
-    yield make.ints(3, high=9), make.ints(3, high=9)
+    yield np.array([3.0, 1e200]), np.array([4.0, 1e200])
