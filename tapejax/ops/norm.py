@@ -14,7 +14,7 @@ import numpy as np
 from tapejax import dtypes
 from tapejax.errors import refuse
 from tapejax.ops.reduce import axes, axis, shared
-from tapejax.tape.op import Array, Dims, error_sample, op, sample
+from tapejax.tape.op import Array, Dims, composite, error_sample, op, sample
 
 
 def magnitude(x: Any) -> Any:
@@ -195,15 +195,11 @@ def _(make: Any) -> Iterator[Any]:
     yield error_sample(RuntimeError, "not supported", make(2, 2), 3)
 
 
-@op("linalg", name="linalg_norm", saves="input result", oracle="linalg.norm")
+@op("", saves="input result", oracle="linalg.norm", grad_name="LinalgVectorNorm")
 def linalg_norm(
     A: Array, ord: Any = None, dim: Dims = None, keepdim: bool = False, *, dtype: dtypes.dtype | None = None
 ) -> Array:
-    """Return a vector norm (one axis, or `ord=None`) or a matrix norm (two axes), real.
-
-    Without `ord` it is the 2-norm over `dim` or over everything. With `ord` and no `dim` the input must be a vector
-    or a matrix. Raises RuntimeError otherwise.
-    """
+    """Return a vector or a matrix norm, by the number of axes; see `linalg.norm`."""
     x = _floating("linalg.vector_norm", A, dtype)
     if ord is None:
         return _vector("linalg.norm", x, 2, dim, keepdim)
@@ -230,6 +226,22 @@ def _(make: Any) -> Iterator[Any]:
 @linalg_norm.error_samples
 def _(make: Any) -> Iterator[Any]:
     yield error_sample(RuntimeError, "the input must be 1D or 2D", make(2, 2, 2), 2)
+
+
+@composite("linalg", name="norm")
+def _linalg_norm(
+    A: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: dtypes.dtype | None = None
+) -> Any:
+    """Return a vector norm (one axis, or `ord=None`) or a matrix norm (two axes), real.
+
+    Without `ord` it is the 2-norm over `dim` or over everything. With `ord` and no `dim` the input must be a vector
+    or a matrix. Orders as in `norm` and `linalg.matrix_norm`.
+
+    >>> import tapejax as tj
+    >>> tj.linalg.norm(tj.tensor([[3., 0.], [0., 4.]]), 2)
+    tensor(4.)
+    """
+    return linalg_norm(A, ord, dim, keepdim, dtype=dtype)
 
 
 # --- distances --------------------------------------------------------------------------------------------------------
