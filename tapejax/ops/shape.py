@@ -421,20 +421,14 @@ def _(make):
 # ---------------------------------------------------------------- parts
 
 
-def _one(input: Array, index: Array, dim: int) -> Array:
-    # A negative index that is a tensor cannot be normalised in Python.
-    n = input.shape[dim]
-    return jnp.where(index < 0, index + n, index)
-
-
 def _put_select(base: Array, value: Array, index: Array, *, dim: int) -> Array:
-    return lax.dynamic_update_index_in_dim(base, value, _one(base, index, dim), dim)
+    return lax.dynamic_update_index_in_dim(base, value, index, dim)
 
 
 @op("", put=_put_select, oracle=None)
 def select_(input: Array, index: Array, dim: int) -> Array:
     """Return entry `index` along `dim`, without that dimension. The index is an operand: changing it recompiles nothing."""
-    return lax.dynamic_index_in_dim(input, _one(input, index, dim), dim, keepdims=False)
+    return lax.dynamic_index_in_dim(input, index, dim, keepdims=False)
 
 
 @select_.samples
@@ -708,7 +702,7 @@ def unfold(input: Array, dimension: int, size: int, step: int) -> Array:
     d, at = _windows(input, dimension, size, step)
     if input.ndim == 0:
         return jnp.broadcast_to(input, (size,))
-    return jnp.moveaxis(jnp.take(input, at, axis=d), d + 1, -1)
+    return jnp.moveaxis(jnp.take(input, at, axis=d, mode="clip"), d + 1, -1)
 
 
 @unfold.samples
@@ -760,7 +754,7 @@ def as_strided(
     The addresses count in `input` itself in row-major order (not in the storage that a view `input` shares). Where an
     element is seen several times the gradient sums, and of several values written to it the last stays.
     """
-    return jnp.take(input.reshape(-1), _strided(input, size, stride, storage_offset), axis=0)
+    return jnp.take(input.reshape(-1), _strided(input, size, stride, storage_offset), axis=0, mode="clip")
 
 
 @as_strided.samples
