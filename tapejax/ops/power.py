@@ -149,5 +149,4 @@ def ldexp(input: Array, other: Array) -> Array:
 @ldexp.samples
 def _(make: Make) -> Iterator[Any]:
     yield make(3, 4), make(4)
-    yield make(3), 3
     yield make.ints(3), make.ints(3)
