@@ -21,7 +21,7 @@ from tapejax import dtypes
 from tapejax.errors import refuse
 from tapejax.ops.shape import spread
 from tapejax.tape.op import Array, Scalar, composite, op, sample
-from tapejax.tensor import leaf_tensor
+from tapejax.tensor import Tensor, leaf_tensor
 
 
 def finish(name: str, made: Any, device: Any, requires_grad: bool, out: Any = None) -> Any:
@@ -290,10 +290,11 @@ def triu_indices(
 
 def like(name: str, input: Any, dtype: Any, device: Any) -> tuple[tuple[int, ...], dtypes.dtype, Any]:
     """Return the shape, element type and device of a new tensor that resembles `input`."""
-    if not hasattr(input, "grad_fn"):
+    if not isinstance(input, Tensor):
         raise refuse(TypeError, name, f"argument 'input' must be Tensor, not {type(input).__name__}")
-    where = input.device if device is None else device
-    return tuple(input.shape), input.dtype if dtype is None else dtypes.of(dtype), where
+    if device is None and input._node.aval.device is not None:  # where new values are made anyway otherwise
+        device = input.device
+    return tuple(input.shape), input.dtype if dtype is None else dtypes.of(dtype), device
 
 
 @composite("torch")
@@ -384,7 +385,7 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
     >>> tj.tensor([[1, 2], [3, 4]]).dtype
     tapejax.int64
     """
-    if _is_tensor(data):
+    if isinstance(data, Tensor):
         warnings.warn(
             "To copy construct from a tensor, it is recommended to use sourceTensor.detach().clone() or "
             "sourceTensor.detach().clone().requires_grad_(True), rather than tapejax.tensor(sourceTensor).",
@@ -397,10 +398,6 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
         return copied.requires_grad_() if requires_grad else copied
     values, target = read_data(data, None if dtype is None else dtypes.of(dtype))
     return leaf_tensor(values, dtype=target, device=device, requires_grad=requires_grad)
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "grad_fn")
 
 
 def read_data(data: Any, wanted: dtypes.dtype | None) -> tuple[Any, dtypes.dtype]:
@@ -493,7 +490,7 @@ def _sequence_shape(data: Any) -> tuple[int, ...]:
 
 
 def _is_sequence(value: Any) -> bool:
-    if _is_tensor(value) or isinstance(value, np.ndarray):
+    if isinstance(value, (Tensor, np.ndarray)):
         return value.ndim > 0
     return (
         hasattr(value, "__len__")
@@ -514,14 +511,14 @@ def _flatten(data: Any, shape: tuple[int, ...], depth: int, flat: list[Any]) -> 
         raise refuse(
             ValueError, "tensor", f"expected sequence of length {shape[depth]} at dim {depth} (got {len(data)})"
         )
-    if _is_tensor(data):
+    if isinstance(data, Tensor):
         data = data.detach().numpy()
     for part in data:
         _flatten(part, shape, depth + 1, flat)
 
 
 def _element_type(value: Any) -> dtypes.dtype:
-    if _is_tensor(value):
+    if isinstance(value, Tensor):
         return value.dtype
     if isinstance(value, (np.generic, np.ndarray)):  # before float: np.float64 is one, and stays float64
         return _numpy_type(value)
@@ -541,7 +538,7 @@ def _element_type(value: Any) -> dtypes.dtype:
 @composite("torch")
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
     """Return `data` as a tensor: a tensor of the wanted type and device is returned itself, with its history."""
-    if not _is_tensor(data):
+    if not isinstance(data, Tensor):
         return tensor(data, dtype=dtype, device=device)
     if dtype is None and device is None:
         return data
@@ -553,7 +550,7 @@ def asarray(
     obj: Any, *, dtype: Any = None, device: Any = None, copy: bool | None = None, requires_grad: bool = False
 ) -> Any:
     """Return `obj` as a tensor; `copy=True` always copies, a tensor that does not require grad is detached."""
-    if not _is_tensor(obj):
+    if not isinstance(obj, Tensor):
         return tensor(obj, dtype=dtype, device=device, requires_grad=requires_grad)
     made = as_tensor(obj, dtype, device)
     if copy and made is obj:

@@ -17,6 +17,7 @@ from jax import lax
 from tapejax.errors import refuse
 from tapejax.ops.shape import axis
 from tapejax.tape.op import Array, Scalar, composite, error_sample, op, sample
+from tapejax.tensor import Tensor
 
 _REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
@@ -312,7 +313,7 @@ def _(make):
     yield error_sample(RuntimeError, "reduce argument must be", make(3, 3), 0, i, make(1, 3), reduce="max")
 
 
-@composite("torch Tensor")
+@composite("torch Tensor Tensor_")
 def scatter(input: Any, dim: int, index: Any, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Any:
     """Return `input` with values written at `index` along `dim`: `out[index[i][j]][j] = src[i][j]` for dim 0.
 
@@ -327,15 +328,9 @@ def scatter(input: Any, dim: int, index: Any, src: Any = None, *, value: Any = N
     src = value if src is None else src
     if src is None:
         raise refuse(TypeError, "scatter", "missing argument: give src (a tensor) or value (a number)")
-    if hasattr(src, "grad_fn"):
+    if isinstance(src, Tensor):
         return scatter_src(input, dim, index, src, reduce=reduce)
     return scatter_value(input, dim, index, src, reduce=reduce)
-
-
-@composite("Tensor", name="scatter_")
-def scatter_(input: Any, dim: int, index: Any, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Any:
-    """Do `scatter` in place."""
-    return input.copy_(scatter(input, dim, index, src, value=value, reduce=reduce))
 
 
 @op("torch Tensor Tensor_", saves={"src": "index"})

@@ -22,18 +22,14 @@ from tapejax.errors import refuse
 from tapejax.ops.create import full_, read_data
 from tapejax.ops.shape import checked_index, narrow_dynamic, select_, slice_, unsqueeze, view
 from tapejax.tape.op import Array, Arrays, composite, error_sample, op, sample
-from tapejax.tensor import leaf_tensor
+from tapejax.tensor import Tensor, leaf_tensor
 
 # ---------------------------------------------------------------- what an index means
 
 
-def is_tensor(value: Any) -> bool:
-    return hasattr(value, "grad_fn")
-
-
 def host(tensor: Any) -> np.ndarray:
     """Read a tensor's values."""
-    return np.asarray(tensor.detach().cpu().numpy())
+    return tensor.numpy(force=True)
 
 
 def index_leaf(values: np.ndarray, device: Any = None) -> Any:
@@ -45,7 +41,7 @@ def _item(part: Any) -> Any:
     """Return one part of an index as int, slice, None, Ellipsis, bool, tensor, or an array of ints or bools."""
     if part is None or part is Ellipsis or isinstance(part, (int, slice)):
         return part
-    if is_tensor(part):
+    if isinstance(part, Tensor):
         if part.dtype.category > 1:
             raise refuse(
                 IndexError,
@@ -131,7 +127,7 @@ class _Plan:
             self._keep(_NEW, 0)
         elif isinstance(part, slice):
             self._keep(self._sliced(shape[self.source], part), 1)
-        elif isinstance(part, int) or (is_tensor(part) and part.ndim == 0):
+        elif isinstance(part, int) or (isinstance(part, Tensor) and part.ndim == 0):
             self.starts.append(checked_index("getitem", part, self.source, shape[self.source]))
             self.spec.append(_INT)
             self.source += 1
@@ -148,7 +144,7 @@ class _Plan:
             for _ in part.shape:
                 self._keep(_ALL, 1)
         else:
-            if not is_tensor(part):
+            if not isinstance(part, Tensor):
                 _check_range(part, self.source, shape[self.source])
             self.arrays.append((self.target, part))
             self._keep(_ALL, 1)
@@ -183,7 +179,7 @@ def _consumes(part: Any) -> int:
 
 
 def _is_mask(part: Any) -> bool:
-    if is_tensor(part):
+    if isinstance(part, Tensor):
         return part.dtype is dtypes.bool_
     return isinstance(part, np.ndarray) and part.dtype.kind == "b"
 
@@ -257,9 +253,10 @@ def _(make):
 
 def getitem(self: Any, index: Any) -> Any:
     """Return `self[index]`: a view for ints, slices, None and Ellipsis, a new tensor for arrays and masks."""
-    if type(index) is int and self.ndim:
-        return select_(self, checked_index("getitem", index, 0, self.shape[0]), 0)
-    plan = _Plan(tuple(self.shape), index)
+    shape = self._node.aval.shape
+    if type(index) is int and shape:
+        return select_(self, checked_index("getitem", index, 0, shape[0]), 0)
+    plan = _Plan(shape, index)
     base = _basic(self, plan)
     return advanced(base, plan.arrays) if plan.arrays else base
 
@@ -334,11 +331,11 @@ def _settled(base: Any, arrays: list[tuple[int, Any]]) -> tuple[tuple[Any, ...],
     axes: list[int] = []
     for at, part in arrays:
         if _is_mask(part):
-            found = np.nonzero(host(part) if is_tensor(part) else part)
+            found = np.nonzero(host(part) if isinstance(part, Tensor) else part)
             tensors += [index_leaf(i, base.device) for i in found]
             axes += range(at, at + len(found))
         else:
-            tensors.append(part if is_tensor(part) else index_leaf(part, base.device))
+            tensors.append(part if isinstance(part, Tensor) else index_leaf(part, base.device))
             axes.append(at)
     return tuple(tensors), tuple(axes)
 
@@ -409,7 +406,7 @@ def setitem(self: Any, index: Any, value: Any) -> None:
     """
     plan = _Plan(tuple(self.shape), index)
     target = self if plan.trivial else _basic(self, plan)
-    if not is_tensor(value):
+    if not isinstance(value, Tensor):
         if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
             value = value.item()
         if not isinstance(value, (bool, int, float, complex)):
@@ -431,7 +428,7 @@ def setitem(self: Any, index: Any, value: Any) -> None:
         if small.ndim <= len(rest) and all(
             a in (1, b) for a, b in zip(reversed(small.shape), reversed(rest), strict=False)
         ):
-            mask = first if is_tensor(first) else _mask_leaf(first, self.device)
+            mask = first if isinstance(first, Tensor) else _mask_leaf(first, self.device)
             target.copy_(masked_value(target, mask, small))
             return
     if value.ndim == 0 and value.dtype is not self.dtype:
@@ -464,12 +461,12 @@ def _whole(input: Any, indices: Any) -> list[tuple[int, Any]]:
 
 def _array(index: Any) -> Any:
     # A 0-d integer tensor is an array of indices here, not an int that makes a view.
-    if is_tensor(index) and index.ndim == 0 and index.dtype is not dtypes.bool_:
+    if isinstance(index, Tensor) and index.ndim == 0 and index.dtype is not dtypes.bool_:
         return unsqueeze(index, 0)
     return index
 
 
-@composite("torch Tensor")
+@composite("torch Tensor Tensor_")
 def index_put(input: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
     """Return `input` with `values` written at `indices` (a tuple of integer or bool tensors, one for each leading axis).
 
@@ -478,12 +475,6 @@ def index_put(input: Any, indices: Any, values: Any, accumulate: bool = False) -
     """
     settled, axes = _settled(input, _whole(input, indices))
     return put_at(input, settled, values, axes, bool(accumulate))
-
-
-@composite("Tensor", name="index_put_")
-def index_put_(input: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
-    """Do `index_put` in place."""
-    return input.copy_(index_put(input, indices, values, accumulate))
 
 
 @composite("torch Tensor")

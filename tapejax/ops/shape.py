@@ -19,6 +19,7 @@ from jax import lax
 from tapejax import dtypes
 from tapejax.errors import refuse
 from tapejax.tape.op import Array, Dims, Ints, composite, error_sample, op, sample
+from tapejax.tensor import Tensor
 
 
 def axis(name: str, dim: Any, ndim: int) -> int:
@@ -453,7 +454,7 @@ def select(input: Any, dim: int, index: Any) -> Any:
 
 def checked_index(name: str, index: Any, dim: int, n: int) -> Any:
     """Return a Python index as a non-negative one, or raise torch's IndexError; a tensor passes through unread."""
-    if not hasattr(index, "__index__") or hasattr(index, "grad_fn"):
+    if isinstance(index, Tensor):
         return index
     index = index.__index__()
     if not -n <= index < n:
@@ -491,7 +492,7 @@ def narrow(input: Any, dim: int, start: Any, length: int) -> Any:
     n = input.shape[d]
     if length < 0:
         raise refuse(RuntimeError, "narrow", f"length must be non-negative, got {length}")
-    if not hasattr(start, "grad_fn"):
+    if not isinstance(start, Tensor):
         start = start.__index__()
         if not -n <= start <= n:
             raise refuse(
