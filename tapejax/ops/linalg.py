@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from tapejax import dtypes
 from tapejax.errors import refuse
-from tapejax.tape.op import Array, error_sample, op
+from tapejax.ops.reduce import axis
+from tapejax.tape.op import Array, Arrays, Scalar, composite, error_sample, op, sample
 
 
 def same_type(name: str, a: Any, b: Any) -> None:
@@ -129,3 +131,449 @@ def _(make: Any) -> Iterator[Any]:
     yield error_sample(RuntimeError, "mat2 must be a matrix", make(2, 2), make(2))
     yield error_sample(RuntimeError, "self must be a matrix", make(2), make(2, 2))
     yield error_sample(RuntimeError, r"cannot be multiplied \(2x3 and 2x3\)", make(2, 3), make(2, 3))
+
+
+def _not_multipliable(name: str, a: Any, b: Any) -> Exception:
+    shapes = f"({_by(a.shape[-2:])} and {_by(b.shape[-2:])})"
+    return refuse(RuntimeError, name, f"mat1 and mat2 shapes cannot be multiplied {shapes}")
+
+
+@op("torch Tensor", saves={"input": "mat2", "mat2": "input"})
+def bmm(input: Array, mat2: Array) -> Array:
+    """Return the products of two batches of matrices, `(B, M, K) @ (B, K, N) -> (B, M, N)`; no broadcasting.
+
+    Raises RuntimeError for other ranks, unequal element types or extents that disagree.
+    """
+    ranks("bmm", batch1=(input, 3), batch2=(mat2, 3))
+    same_type("bmm", input, mat2)
+    if input.shape[0] != mat2.shape[0] or input.shape[2] != mat2.shape[1]:
+        wanted = f"[{input.shape[0]}, {input.shape[2]}] but got: [{mat2.shape[0]}, {mat2.shape[1]}]"
+        raise refuse(RuntimeError, "bmm", f"Expected size for first two dimensions of batch2 tensor to be: {wanted}")
+    return jnp.matmul(input, mat2)
+
+
+@bmm.samples
+def _(make: Any) -> Iterator[Any]:
+    yield make(2, 3, 4), make(2, 4, 2)
+    yield make.complex(2, 1, 2), make.complex(2, 2, 2)
+
+
+@bmm.error_samples
+def _(make: Any) -> Iterator[Any]:
+    yield error_sample(RuntimeError, "batch2 must be a 3D tensor", make(2, 3, 4), make(4, 2))
+    yield error_sample(RuntimeError, "Expected size for first two dimensions", make(2, 3, 4), make(2, 3, 4))
+
+
+@op("torch Tensor", saves={"input": "vec", "vec": "input"})
+def mv(input: Array, vec: Array) -> Array:
+    """Return the product of a matrix and a vector, `(M, K) @ (K,) -> (M,)`."""
+    if input.ndim != 2 or vec.ndim != 1:
+        raise refuse(RuntimeError, "mv", f"vector + matrix @ vector expected, got 1, {input.ndim}, {vec.ndim} dimensions")
+    same_type("mv", input, vec)
+    if input.shape[1] != vec.shape[0]:
+        raise refuse(RuntimeError, "mv", f"size mismatch, got mat ({_by(input.shape)}), vec ({vec.shape[0]})")
+    return jnp.matmul(input, vec)
+
+
+@mv.samples
+def _(make: Any) -> Iterator[Any]:
+    yield make(2, 3), make(3)
+
+
+@mv.error_samples
+def _(make: Any) -> Iterator[Any]:
+    yield error_sample(RuntimeError, "size mismatch", make(2, 3), make(2))
+
+
+def _vectors(name: str, a: Any, b: Any) -> None:
+    if a.ndim != 1 or b.ndim != 1:
+        raise refuse(RuntimeError, name, f"1D tensors expected, but got {a.ndim}D and {b.ndim}D tensors")
+    if a.dtype != b.dtype:
+        kinds = f"{dtypes.of(a.dtype).tensor_name} and {dtypes.of(b.dtype).tensor_name}"
+        message = f"{name} : expected both vectors to have same dtype, but found {kinds} → convert one with .to()"
+        raise refuse(RuntimeError, name, message)
+    if a.shape != b.shape:
+        message = f"inconsistent tensor size, expected tensor [{a.shape[0]}] and src [{b.shape[0]}] to have the same number"
+        raise refuse(RuntimeError, name, f"{message} of elements")
+
+
+@op("torch Tensor", saves={"input": "tensor", "tensor": "input"})
+def dot(input: Array, tensor: Array) -> Array:
+    """Return `Σ x_i y_i` of two vectors `(N,)` (no conjugate), a 0-d tensor."""
+    _vectors("dot", input, tensor)
+    return jnp.dot(input, tensor)
+
+
+@op("torch Tensor linalg", saves={"input": "other", "other": "input"})
+def vdot(input: Array, other: Array) -> Array:
+    """Return `Σ conj(x_i) y_i` of two vectors `(N,)`, a 0-d tensor."""
+    _vectors("vdot", input, other)
+    return jnp.vdot(input, other)
+
+
+for _op in (dot, vdot):
+
+    @_op.samples
+    def _(make: Any) -> Iterator[Any]:
+        yield make(3), make(3)
+        yield make.complex(3), make.complex(3)
+
+    @_op.error_samples
+    def _(make: Any) -> Iterator[Any]:
+        yield error_sample(RuntimeError, "1D tensors expected, but got 2D and 1D tensors", make(2, 3), make(3))
+        yield error_sample(RuntimeError, "inconsistent tensor size", make(2), make(3))
+
+
+@op("linalg", oracle="linalg.vecdot", promote="common", saves={"x": "y", "y": "x"})
+def vecdot(x: Array, y: Array, *, dim: int = -1) -> Array:
+    """Return `Σ conj(x) y` along `dim` of the broadcast operands."""
+    return jnp.sum(jnp.conj(x) * y, axis=axis("vecdot", dim, max(x.ndim, y.ndim)))
+
+
+@vecdot.samples
+def _(make: Any) -> Iterator[Any]:
+    yield make(2, 3), make(3)
+    yield sample(make.complex(2, 3), make.complex(2, 3), dim=0)
+
+
+@op("torch Tensor", saves={"input": "other", "other": "input"})
+def inner(input: Array, other: Array) -> Array:
+    """Return the products over the last axes: `(..., K)`, `(~, K) -> (..., ~)`; a scalar operand multiplies."""
+    if not input.ndim or not other.ndim:
+        return input * other
+    same_type("inner", input, other)
+    if input.shape[-1] != other.shape[-1]:
+        message = f"the size of tensor a {list(input.shape)} at dim -1 must match that of tensor b {list(other.shape)}"
+        raise refuse(RuntimeError, "inner", f"inner() the last dimension must match on both input tensors: {message}")
+    return jnp.tensordot(input, other, ((-1,), (-1,)))
+
+
+@inner.samples
+def _(make: Any) -> Iterator[Any]:
+    yield make(3), make(3)
+    yield make(2, 3), make(4, 2, 3)
+    yield make(2, 3), make()
+
+
+@inner.error_samples
+def _(make: Any) -> Iterator[Any]:
+    yield error_sample(RuntimeError, "the last dimension must match", make(2), make(3))
+
+
+@op("torch Tensor", aliases="ger", promote="common", saves={"input": "vec2", "vec2": "input"})
+def outer(input: Array, vec2: Array) -> Array:
+    """Return all products of two vectors: `(N,)`, `(M,) -> (N, M)`."""
+    for which, x in (("self", input), ("vec2", vec2)):
+        if x.ndim != 1:
+            message = f"Expected 1-D argument {which}, but got {x.ndim}-D of shape {tuple(x.shape)}"
+            raise refuse(RuntimeError, "outer", message)
+    return input[:, None] * vec2
+
+
+@outer.samples
+def _(make: Any) -> Iterator[Any]:
+    yield make(3), make(2)
+    yield make.ints(3), make(2)
+
+
+@outer.error_samples
+def _(make: Any) -> Iterator[Any]:
+    yield error_sample(RuntimeError, "Expected 1-D argument self, but got 2-D", make(2, 2), make(2))
+
+
+# --- product and addition ---------------------------------------------------------------------------------------------
+
+
+def _scaled(factor: Any, x: Any, vanish: bool = False) -> Any:
+    """Return `factor * x`; with `vanish` a factor of 0 gives 0 even where x is not finite."""
+    if isinstance(factor, (int, float)) and factor == 1:
+        return x
+    factor = jnp.asarray(factor).astype(x.dtype)
+    return jnp.where(factor == 0, jnp.zeros((), x.dtype), factor * x) if vanish else factor * x
+
+
+def _added(name: str, input: Any, product: Any, beta: Any, alpha: Any) -> Any:
+    same_type(name, input, product)
+    extents = zip(input.shape[::-1], product.shape[::-1], strict=False)
+    if input.ndim > product.ndim or any(m not in (1, n) for m, n in extents):
+        message = f"The expanded size of the tensor {tuple(product.shape)} must match the existing size {tuple(input.shape)}"
+        raise refuse(RuntimeError, name, f"{message}: input does not broadcast to the shape of the product")
+    return _scaled(beta, input, vanish=True) + _scaled(alpha, product)
+
+
+@op("torch Tensor Tensor_", saves={"mat1": "mat2", "mat2": "mat1"})
+def addmm(input: Array, mat1: Array, mat2: Array, *, beta: Scalar = 1, alpha: Scalar = 1) -> Array:
+    """Return `beta * input + alpha * (mat1 @ mat2)`; `input` broadcasts to `(M, N)`. With `beta` 0 it is ignored."""
+    ranks("addmm", mat1=(mat1, 2), mat2=(mat2, 2))
+    same_type("addmm", mat1, mat2)
+    if mat1.shape[1] != mat2.shape[0]:
+        raise _not_multipliable("addmm", mat1, mat2)
+    return _added("addmm", input, jnp.matmul(mat1, mat2), beta, alpha)
+
+
+@addmm.samples
+def _(make: Any) -> Iterator[Any]:
+    yield make(2, 4), make(2, 3), make(3, 4)
+    yield sample(make(4), make(2, 3), make(3, 4), beta=0.5, alpha=2.0)
+    yield sample(np.full((4,), np.nan), make(2, 3), make(3, 4), beta=0)
+
+
+@addmm.error_samples
+def _(make: Any) -> Iterator[Any]:
+    yield error_sample(RuntimeError, r"cannot be multiplied \(2x3 and 2x3\)", make(2), make(2, 3), make(2, 3))
+
+
+@op("torch Tensor Tensor_", saves={"mat": "vec", "vec": "mat"})
+def addmv(input: Array, mat: Array, vec: Array, *, beta: Scalar = 1, alpha: Scalar = 1) -> Array:
+    """Return `beta * input + alpha * (mat @ vec)`, `(M,)`; `input` broadcasts. With `beta` 0 it is ignored."""
+    ranks("addmv", mat=(mat, 2), vec=(vec, 1))
+    same_type("addmv", mat, vec)
+    if mat.shape[1] != vec.shape[0]:
+        raise refuse(RuntimeError, "addmv", f"size mismatch, got mat ({_by(mat.shape)}), vec ({vec.shape[0]})")
+    return _added("addmv", input, jnp.matmul(mat, vec), beta, alpha)
+
+
+@addmv.samples
+def _(make: Any) -> Iterator[Any]:
+    yield make(2), make(2, 3), make(3)
+    yield sample(make(2), make(2, 3), make(3), beta=2, alpha=0.5)
+
+
+@op("torch Tensor Tensor_", saves={"vec1": "vec2", "vec2": "vec1"})
+def addr(input: Array, vec1: Array, vec2: Array, *, beta: Scalar = 1, alpha: Scalar = 1) -> Array:
+    """Return `beta * input + alpha * outer(vec1, vec2)`, `(N, M)`; `input` broadcasts. With `beta` 0 it is ignored."""
+    ranks("addr", vec1=(vec1, 1), vec2=(vec2, 1))
+    same_type("addr", vec1, vec2)
+    return _added("addr", input, vec1[:, None] * vec2, beta, alpha)
+
+
+@addr.samples
+def _(make: Any) -> Iterator[Any]:
+    yield make(2, 3), make(2), make(3)
+    yield sample(make(3), make(2), make(3), beta=2, alpha=0.5)
+
+
+def _batches(name: str, a: Any, b: Any) -> None:
+    ranks(name, batch1=(a, 3), batch2=(b, 3))
+    same_type(name, a, b)
+    if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        wanted = f"[{a.shape[0]}, {a.shape[2]}] but got: [{b.shape[0]}, {b.shape[1]}]"
+        raise refuse(RuntimeError, name, f"Expected size for first two dimensions of batch2 tensor to be: {wanted}")
+
+
+@op("torch Tensor Tensor_", saves={"batch1": "batch2", "batch2": "batch1"})
+def addbmm(input: Array, batch1: Array, batch2: Array, *, beta: Scalar = 1, alpha: Scalar = 1) -> Array:
+    """Return `beta * input + alpha * Σ_b batch1[b] @ batch2[b]`, `(M, N)`; `input` broadcasts."""
+    _batches("addbmm", batch1, batch2)
+    return _added("addbmm", input, jnp.einsum("bmk,bkn->mn", batch1, batch2), beta, alpha)
+
+
+@op("torch Tensor Tensor_", saves={"batch1": "batch2", "batch2": "batch1"})
+def baddbmm(input: Array, batch1: Array, batch2: Array, *, beta: Scalar = 1, alpha: Scalar = 1) -> Array:
+    """Return `beta * input + alpha * (batch1 @ batch2)`, `(B, M, N)`; `input` broadcasts."""
+    _batches("baddbmm", batch1, batch2)
+    return _added("baddbmm", input, jnp.matmul(batch1, batch2), beta, alpha)
+
+
+for _op in (addbmm, baddbmm):
+
+    @_op.samples
+    def _(make: Any) -> Iterator[Any]:
+        yield make(2, 4), make(2, 2, 3), make(2, 3, 4)
+        yield sample(make(4), make(2, 2, 3), make(2, 3, 4), beta=0.5, alpha=2.0)
+
+    @_op.error_samples
+    def _(make: Any) -> Iterator[Any]:
+        yield error_sample(RuntimeError, "Expected size for first two", make(2), make(2, 2, 3), make(2, 2, 3))
+
+
+# --- contractions -----------------------------------------------------------------------------------------------------
+
+
+def _check_equation(operands: Any, equation: str) -> None:
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(operands):
+        which = "more" if len(terms) < len(operands) else "fewer"
+        message = f"{which} operands were provided than specified in the equation {equation!r}: {len(operands)}"
+        raise refuse(RuntimeError, "einsum", message)
+    seen: dict[str, int] = {}
+    for i, (term, x) in enumerate(zip(terms, operands, strict=True)):
+        letters = term.replace("...", "", 1)
+        if not all(c.isascii() and c.isalpha() for c in letters):
+            message = f"invalid subscript given in the equation {equation!r}: subscripts must be in [a-zA-Z] or ..."
+            raise refuse(RuntimeError, "einsum", message)
+        if len(letters) > x.ndim or (letters == term and len(letters) != x.ndim):
+            message = f"the number of subscripts in the equation ({len(letters)}) does not match the number of dimensions"
+            tail = " and no ellipsis was given" if letters == term else ""
+            raise refuse(RuntimeError, "einsum", f"{message} ({x.ndim}) for operand {i}{tail}")
+        before, dots, after = term.partition("...")
+        named = zip(before, x.shape, strict=False), zip(after[::-1], x.shape[::-1], strict=False)
+        for c, extent in [*named[0], *(named[1] if dots else ())]:
+            known = seen.setdefault(c, extent)
+            if extent not in (1, known) and known != 1:
+                message = f"subscript {c} has size {extent} for operand {i} which does not broadcast with previously seen"
+                raise refuse(RuntimeError, "einsum", f"{message} size {known}")
+            seen[c] = max(known, extent) if 0 not in (known, extent) else 0
+    for c in right.replace("...", "", 1) if arrow else "":
+        if c not in seen:
+            message = f"output subscript {c} does not appear in the equation for any input operand"
+            raise refuse(RuntimeError, "einsum", f"{message}: {equation!r}")
+
+
+@op("", promote="common", saves="operands", grad_name="Bmm", oracle=None)
+def einsum_op(operands: Arrays, equation: str) -> Array:
+    """Return the contraction that an equation without spaces describes; see the public `einsum`."""
+    _check_equation(operands, equation)
+    return jnp.einsum(equation, *operands)
+
+
+@einsum_op.samples
+def _(make: Any) -> Iterator[Any]:
+    yield (make(2, 3), make(3, 4)), "ij,jk->ik"
+    yield (make(2, 3, 3),), "...ii->...i"
+    yield (make(2, 3), make(2, 3), make(3)), "bi,bj,j->bi"
+
+
+@einsum_op.error_samples
+def _(make: Any) -> Iterator[Any]:
+    yield error_sample(RuntimeError, "subscript j has size 4 for operand 1", (make(2, 3), make(4, 2)), "ij,jk->ik")
+    yield error_sample(RuntimeError, "fewer operands were provided", (make(2, 3),), "ij,jk->ik")
+    yield error_sample(RuntimeError, "output subscript z does not appear", (make(2, 3),), "ij->z")
+
+
+@composite("torch")
+def einsum(*args: Any) -> Any:
+    """Return the sum of products that an equation describes: `einsum("bij,bjk->bik", x, y)`.
+
+    Each letter is an axis; letters absent after `->` are summed over; `...` stands for broadcast leading axes; without
+    `->` the letters that occur once follow in alphabetical order. Operands may also come as one list, or alternate
+    with lists of axis numbers (`einsum(x, [0, 1], y, [1, 2], [0, 2])`).
+
+    >>> import tapejax as tj
+    >>> tj.einsum("ij,j->i", tj.tensor([[1., 2.], [3., 4.]]), tj.tensor([1., 1.]))
+    tensor([3., 7.])
+    """
+    if not args:
+        raise refuse(ValueError, "einsum", "at least one operand must be provided")
+    if isinstance(args[0], str):
+        equation, operands = args[0], args[1:]
+        if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+            operands = tuple(operands[0])
+    else:
+        operands = args[: len(args) // 2 * 2 : 2]
+        terms = [_letters(t) for t in args[1::2]]
+        equation = ",".join(terms) + ("->" + _letters(args[-1]) if len(args) % 2 else "")
+    if not operands:
+        raise refuse(ValueError, "einsum", "must provide at least one operand")
+    return einsum_op(list(operands), equation.replace(" ", ""))
+
+
+def _letters(sublist: Any) -> str:
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+    return "".join("..." if n is ... else alphabet[n] for n in sublist)
+
+
+@op("torch", saves={"a": "b", "b": "a"}, grad_name="View")
+def tensordot(a: Array, b: Array, dims: Any = 2) -> Array:
+    """Return the contraction of `a` and `b` over `dims`: a number of last axes of `a` and first axes of `b`, or the
+    pair of axis lists. Raises RuntimeError where contracted extents differ.
+    """
+    same_type("tensordot", a, b)
+    if isinstance(dims, int):
+        if dims < 0 or dims > min(a.ndim, b.ndim):
+            raise refuse(RuntimeError, "tensordot", f"expects dims >= 0 and at most the ranks {a.ndim}, {b.ndim}, got {dims}")
+        dims = (tuple(range(a.ndim - dims, a.ndim)), tuple(range(dims)))
+    left, right = ((d,) if isinstance(d, int) else tuple(d) for d in dims)
+    if len(left) != len(right):
+        raise refuse(RuntimeError, "tensordot", f"both dimension lists should have same length, got {left} and {right}")
+    left = tuple(axis("tensordot", d, a.ndim) for d in left)
+    right = tuple(axis("tensordot", d, b.ndim) for d in right)
+    for i, j in zip(left, right, strict=True):
+        if a.shape[i] != b.shape[j]:
+            message = f"contracted dimensions need to match, but first has size {a.shape[i]} in dim {i} and second has size"
+            raise refuse(RuntimeError, "tensordot", f"{message} {b.shape[j]} in dim {j}")
+    return jnp.tensordot(a, b, (left, right))
+
+
+@tensordot.samples
+def _(make: Any) -> Iterator[Any]:
+    yield make(2, 3, 4), make(3, 4, 2)
+    yield make(2, 3), make(3, 2), 1
+    yield make(2, 3), make(4, 2), ((0,), (1,))
+    yield make(2), make(3), 0
+
+
+@tensordot.error_samples
+def _(make: Any) -> Iterator[Any]:
+    yield error_sample(RuntimeError, "contracted dimensions need to match", make(2, 3), make(2, 3), 1)
+
+
+@op("torch Tensor", promote="common", saves={"input": "other", "other": "input"}, grad_name="View")
+def kron(input: Array, other: Array) -> Array:
+    """Return the Kronecker product: blocks `input[i, j] * other`, axes aligned at the end."""
+    return jnp.kron(input, other)
+
+
+@kron.samples
+def _(make: Any) -> Iterator[Any]:
+    yield make(2, 2), make(2, 3)
+    yield make(2), make(2, 3)
+
+
+def _cross(name: str, a: Any, b: Any, dim: int) -> Any:
+    d = axis(name, dim, max(a.ndim, b.ndim))
+    if a.ndim != b.ndim:
+        raise refuse(RuntimeError, name, f"inputs must have the same number of dimensions, got {a.ndim} and {b.ndim}")
+    if a.shape[d] != 3 or b.shape[d] != 3:
+        message = f"inputs dimension {dim} must have length 3. Got {a.shape[d]} and {b.shape[d]}"
+        raise refuse(RuntimeError, name, message)
+    a, b = jnp.broadcast_arrays(a, b)
+    return jnp.cross(a, b, axis=d)
+
+
+@op("", promote="common", saves={"input": "other", "other": "input"}, grad_name="LinalgCross", oracle="linalg.cross")
+def cross_op(input: Array, other: Array, *, dim: int = -1) -> Array:
+    """Return the cross product of the 3-vectors along `dim`; see the public `cross`."""
+    return _cross("linalg.cross", input, other, dim)
+
+
+@cross_op.samples
+def _(make: Any) -> Iterator[Any]:
+    yield make(2, 3), make(2, 3)
+    yield sample(make(3, 2), make(3, 1), dim=0)
+
+
+@cross_op.error_samples
+def _(make: Any) -> Iterator[Any]:
+    yield error_sample(RuntimeError, "must have length 3", make(2, 2), make(2, 2))
+
+
+@composite("torch Tensor")
+def cross(input: Any, other: Any, dim: int | None = None) -> Any:
+    """Return the cross product of the 3-vectors along `dim` (the first axis of length 3 if None)."""
+    if dim is None:
+        dim = next((i for i, n in enumerate(input.shape) if n == 3), None)
+        if dim is None:
+            raise refuse(RuntimeError, "cross", f"no dimension of size 3 in input of shape {tuple(input.shape)}")
+    return cross_op(input, other, dim=dim)
+
+
+@composite("linalg", name="cross")
+def _linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
+    """Return the cross product of the 3-vectors along `dim`."""
+    return cross_op(input, other, dim=dim)
+
+
+@op("linalg", saves="tensors", oracle="linalg.multi_dot", grad_name="Mm")
+def multi_dot(tensors: Arrays) -> Array:
+    """Return the product of two or more matrices, in the cheapest order; the first and the last may be vectors."""
+    if len(tensors) < 2:
+        raise refuse(RuntimeError, "multi_dot", f"expected at least 2 tensors but got {len(tensors)}")
+    return jnp.linalg.multi_dot(tensors)
+
+
+@multi_dot.samples
+def _(make: Any) -> Iterator[Any]:
+    yield ((make(2, 3), make(3, 4), make(4, 2)),)
+    yield ((make(3), make(3, 4), make(4)),)
