@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tapejax.errors import refuse
+from tapejax.ops.samples import Make
 from tapejax.ops.window import batched, per_axis, shifted
 from tapejax.tape.op import Array, composite, error_sample, op, sample
 
@@ -55,12 +57,16 @@ def _conv(name: str, n: int, x: Any, weight: Any, bias: Any, stride: Any, paddin
     _check(name, x, weight, bias, weight.shape[1] * groups if weight.ndim > 1 else 0, groups)
     if weight.shape[0] % groups:
         raise refuse(
-            RuntimeError, name, f"expected weight to have a multiple of groups={groups} output channels, but got {weight.shape[0]}"
+            RuntimeError,
+            name,
+            f"expected weight to have a multiple of groups={groups} output channels, but got {weight.shape[0]}",
         )
     stride, dilation = per_axis(name, "stride", stride, n), per_axis(name, "dilation", dilation, n)
     kernel = weight.shape[2:]
     if min(stride) < 1 or min(dilation) < 1:
-        raise refuse(RuntimeError, name, f"non-positive stride or dilation is not supported: stride={stride}, dilation={dilation}")
+        raise refuse(
+            RuntimeError, name, f"non-positive stride or dilation is not supported: stride={stride}, dilation={dilation}"
+        )
     if padding == "same":
         if max(stride) > 1:
             raise refuse(ValueError, name, f"padding='same' is not supported for strided convolutions, but got stride={stride}")
@@ -111,7 +117,7 @@ def conv1d(
 
 
 @conv1d.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 3, 6), make(4, 3, 3), make(4)
     yield sample(make(2, 4, 7), make(4, 2, 2), make(4), stride=2, padding=1, groups=2)
     yield sample(make(2, 5), make(3, 2, 4), padding="same")
@@ -119,7 +125,7 @@ def _(make):
 
 
 @conv1d.error_samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield error_sample(RuntimeError, "channels", make(2, 3, 6), make(4, 2, 3))
     yield error_sample(RuntimeError, "greater than actual input size", make(2, 3, 2), make(4, 3, 3))
 
@@ -147,14 +153,14 @@ def conv2d(
 
 
 @conv2d.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 3, 5, 4), make(4, 3, 3, 2), make(4)
     yield sample(make(1, 4, 6, 5), make(6, 2, 3, 3), make(6), stride=(2, 1), padding=(1, 2), groups=2)
     yield sample(make(2, 5, 5), make(3, 2, 3, 2), padding="same", dilation=(1, 2))
 
 
 @conv2d.error_samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield error_sample(RuntimeError, "Expected 3D .unbatched. or 4D .batched. input", make(3, 6), make(4, 3, 3, 3))
     yield error_sample(ValueError, "Invalid padding string", make(1, 3, 6, 6), make(4, 3, 3, 3), padding="full")
 
@@ -174,7 +180,7 @@ def conv3d(
 
 
 @conv3d.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(1, 2, 3, 4, 3), make(2, 2, 2, 2, 2), make(2)
     yield sample(make(2, 3, 3, 3), make(2, 1, 2, 1, 2), stride=(1, 2, 1), padding=1, groups=2)
 
@@ -236,7 +242,7 @@ def conv_transpose1d(
 
 
 @conv_transpose1d.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 3, 4), make(3, 2, 3), make(2)
     yield sample(make(4, 4), make(4, 3, 3), stride=2, padding=1, output_padding=1, groups=2, dilation=2)
 
@@ -257,7 +263,7 @@ def conv_transpose2d(
 
 
 @conv_transpose2d.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 3, 3, 2), make(3, 2, 3, 2), make(2)
     yield sample(make(1, 4, 3, 3), make(4, 1, 3, 2), make(2), stride=(2, 3), padding=(1, 0), output_padding=(1, 2), groups=2)
 
@@ -278,7 +284,7 @@ def conv_transpose3d(
 
 
 @conv_transpose3d.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield sample(make(1, 2, 2, 3, 2), make(2, 1, 2, 2, 2), make(1), stride=2, padding=1)
 
 
@@ -296,7 +302,9 @@ def _window_counts(name: str, size: tuple, kernel: tuple, dilation: tuple, paddi
     )
     if min(out) < 1:
         raise refuse(
-            RuntimeError, name, f"spatial size {tuple(size)} and kernel_size={kernel} give sliding blocks {out}: must be at least one"
+            RuntimeError,
+            name,
+            f"spatial size {tuple(size)} and kernel_size={kernel} give sliding blocks {out}: must be at least one",
         )
     return out
 
@@ -317,20 +325,18 @@ def im2col(input: Array, kernel_size: Any, dilation: Any = 1, padding: Any = 0, 
 
 
 @im2col.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 2, 4, 3), 2
     yield sample(make(2, 5, 5), (2, 3), dilation=(2, 1), padding=(1, 0), stride=2)
 
 
 @im2col.error_samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield error_sample(RuntimeError, "at least one", make(1, 1, 2, 2), 3)
 
 
 @op("", oracle="nn.functional.fold")
-def col2im(
-    input: Array, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
-) -> Array:
+def col2im(input: Array, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Array:
     """Add columns of windows back into an image: the transpose of `im2col`. (N, C·KH·KW, windows) to (N, C, *output_size).
 
     Exposed as `nn.functional.fold`. Raises RuntimeError if the number of windows does not fit `output_size`.
@@ -369,7 +375,7 @@ def col2im(
 
 
 @col2im.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 8, 6), (4, 3), 2
     yield sample(make(8, 4), (4, 4), 2, stride=2)
     yield sample(make(6, 6), (5, 4), (2, 3), dilation=(2, 1), padding=(1, 1), stride=2)

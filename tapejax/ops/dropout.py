@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from tapejax.errors import refuse
+from tapejax.ops.samples import Make
 from tapejax.tape.op import Array, Scalar, Seed, composite, op
 
 # The value that SELU saturates at (-scale · alpha); alpha dropout sets dropped elements to it.
@@ -22,7 +24,7 @@ def _mask_shape(x: jax.Array, features: bool) -> tuple[int, ...]:
     return x.shape[:2] + (1,) * (x.ndim - 2) if features else x.shape
 
 
-@op("", saves="result", oracle=None, grad_name="NativeDropout")
+@op("", saves="seed", oracle=None, grad_name="NativeDropout")
 def dropped(input: Array, p: Scalar, features: bool, seed: Seed) -> Array:
     """Zero elements (or whole channels of (N, C, *)) with probability `p` and scale the rest by 1 / (1 - p)."""
     keep = 1 - jnp.asarray(p, input.dtype)
@@ -31,12 +33,12 @@ def dropped(input: Array, p: Scalar, features: bool, seed: Seed) -> Array:
 
 
 @dropped.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(4, 5), 0.5, False
     yield make(2, 3, 2), 0.3, True
 
 
-@op("", oracle=None, grad_name="AlphaDropout")
+@op("", saves="seed", oracle=None, grad_name="AlphaDropout")
 def alpha_dropped(input: Array, p: Scalar, features: bool, seed: Seed) -> Array:
     """Set elements to SELU's saturation value with probability `p`, then restore zero mean and unit variance."""
     q = 1 - jnp.asarray(p, input.dtype)
@@ -47,7 +49,7 @@ def alpha_dropped(input: Array, p: Scalar, features: bool, seed: Seed) -> Array:
 
 
 @alpha_dropped.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(4, 5), 0.5, False
     yield make(2, 3, 2), 0.3, True
 

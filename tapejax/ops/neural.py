@@ -1,11 +1,12 @@
 """Layers without state: affine maps, embeddings and attention.
 
-Convolutions, pooling, normalisation, resampling and recurrent layers stand in files of their own.
+Convolutions, pooling, normalisation, resampling and recurrent layers stand in files of their own; they are declared along.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from tapejax.errors import refuse
+from tapejax.ops.samples import Make
 from tapejax.ops.window import wide
 from tapejax.tape.op import Array, Scalar, Seed, composite, error_sample, op, sample
 
@@ -31,7 +33,9 @@ def linear(input: Array, weight: Array, bias: Array | None = None) -> Array:
     """
     if not 1 <= weight.ndim <= 2 or input.ndim < 1:
         raise refuse(
-            RuntimeError, "linear", f"expects input (*, I) and weight (O, I), but got {tuple(input.shape)} and {tuple(weight.shape)}"
+            RuntimeError,
+            "linear",
+            f"expects input (*, I) and weight (O, I), but got {tuple(input.shape)} and {tuple(weight.shape)}",
         )
     if input.dtype != weight.dtype:
         raise refuse(
@@ -65,7 +69,7 @@ def linear(input: Array, weight: Array, bias: Array | None = None) -> Array:
 
 
 @linear.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(3, 4), make(2, 4), make(2)
     yield make(2, 3, 4), make(5, 4)
     yield make(4), make(2, 4), make(2)
@@ -74,7 +78,7 @@ def _(make):
 
 
 @linear.error_samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield error_sample(RuntimeError, "shapes cannot be multiplied", make(3, 4), make(2, 3))
 
 
@@ -96,7 +100,7 @@ def bilinear(input1: Array, input2: Array, weight: Array, bias: Array | None = N
 
 
 @bilinear.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(3, 2), make(3, 4), make(2, 2, 4), make(2)
     yield make(2, 2, 3), make(2, 2, 2), make(1, 3, 2)
 
@@ -128,7 +132,7 @@ def _rows(name: str, input: jax.Array, weight: jax.Array, max_norm: Any, by_freq
     return found
 
 
-@op("nn.functional", grad_name="Embedding", oracle="nn.functional.embedding")
+@op("nn.functional", saves="input", grad_name="Embedding", oracle="nn.functional.embedding")
 def embedding(
     input: Array,
     weight: Array,
@@ -163,7 +167,7 @@ def padding(index: int, rows: int, name: str) -> int:
 
 
 @embedding.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make.ints(2, 3, high=4), make(4, 2)
     yield sample(make.ints(5, high=3), make(3, 2), padding_idx=-1)
     yield sample(np.array([0, 1, 1, 2, 1]), make(3, 2), scale_grad_by_freq=True)
@@ -171,11 +175,11 @@ def _(make):
 
 
 @embedding.error_samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield error_sample(RuntimeError, "Expected tensor for argument", make(3), make(3, 2))
 
 
-@op("nn.functional", grad_name="EmbeddingBag", oracle="nn.functional.embedding_bag")
+@op("nn.functional", saves="input weight", grad_name="EmbeddingBag", oracle="nn.functional.embedding_bag")
 def embedding_bag(
     input: Array,
     weight: Array,
@@ -215,7 +219,9 @@ def embedding_bag(
         bag = jnp.searchsorted(offsets[:bags], jnp.arange(input.shape[0]), side="right") - 1
     else:
         raise refuse(
-            ValueError, "embedding_bag", f"input has to be 2D, or 1D with offsets has to be a 1D Tensor, but got input of {input.ndim}D"
+            ValueError,
+            "embedding_bag",
+            f"input has to be 2D, or 1D with offsets has to be a 1D Tensor, but got input of {input.ndim}D",
         )
     found = _rows("embedding_bag", flat, weight, max_norm, scale_grad_by_freq)
     kept = jnp.ones(flat.shape, bool) if padding_idx is None else flat != padding(padding_idx, weight.shape[0], "embedding_bag")
@@ -234,7 +240,7 @@ def embedding_bag(
 
 
 @embedding_bag.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make.ints(2, 3, high=4), make(4, 2)
     yield sample(make.ints(5, high=3), make(3, 2), np.array([0, 2, 2, 4]), mode="sum", per_sample_weights=make(5))
     yield sample(make.ints(2, 3, high=4), make.distinct(4, 2), mode="max")
@@ -248,7 +254,7 @@ def one_hot_of(input: Array, num_classes: int) -> Array:
 
 
 @one_hot_of.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make.ints(2, 3), 3
 
 
@@ -259,7 +265,9 @@ def one_hot(input: Any, num_classes: int = -1) -> Any:
     Raises RuntimeError for indices that are not int64, negative, or too large.
     """
     if str(input.dtype).rsplit(".", 1)[-1] != "int64":
-        raise refuse(RuntimeError, "one_hot", "one_hot is only applicable to index tensor of type LongTensor → call .long() first")
+        raise refuse(
+            RuntimeError, "one_hot", "one_hot is only applicable to index tensor of type LongTensor → call .long() first"
+        )
     if num_classes <= 0 and not input.numel():
         raise refuse(RuntimeError, "one_hot", "Can not infer total number of classes from empty tensor → pass num_classes=")
     if input.numel():
@@ -270,7 +278,9 @@ def one_hot(input: Any, num_classes: int = -1) -> Any:
             num_classes = high + 1
         elif high >= num_classes:
             raise refuse(
-                RuntimeError, "one_hot", f"Class values must be smaller than num_classes, but the largest of {num_classes} is {high}"
+                RuntimeError,
+                "one_hot",
+                f"Class values must be smaller than num_classes, but the largest of {num_classes} is {high}",
             )
     return one_hot_of(input, num_classes)
 
@@ -339,7 +349,7 @@ def attention(
 
 
 @attention.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 3, 4), make(2, 5, 4), make(2, 5, 2)
     yield sample(make(2, 3, 4), make(2, 3, 4), make(2, 3, 4), is_causal=True)
     yield sample(make(1, 3, 4), make(1, 2, 4), make(1, 2, 4), np.array([[True, False], [False, False], [True, True]]), scale=0.3)

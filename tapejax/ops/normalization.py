@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from tapejax.errors import refuse
+from tapejax.ops.samples import Make
 from tapejax.ops.window import wide
 from tapejax.tape.op import Array, Ints, Scalar, composite, error_sample, op, sample
 
@@ -70,14 +72,14 @@ def layer_norm(
 
 
 @layer_norm.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(3, 4), (4,), make(4), make(4)
     yield sample(make(2, 3, 4), (3, 4), make(3, 4), eps=0.1)
     yield sample(make(5), (5,))
 
 
 @layer_norm.error_samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield error_sample(RuntimeError, "expected input with shape", make(3, 4), (3,))
 
 
@@ -95,7 +97,7 @@ def rms_norm(input: Array, normalized_shape: Ints, weight: Array | None = None, 
 
 
 @rms_norm.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(3, 4), (4,), make(4)
     yield sample(make(2, 3, 4), (3, 4), eps=0.1)
 
@@ -124,14 +126,14 @@ def group_norm(
 
 
 @group_norm.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 4, 3), 2, make(4), make(4)
     yield sample(make(2, 6, 2, 2), 3, eps=0.1)
     yield make(3, 4), 1
 
 
 @group_norm.error_samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield error_sample(RuntimeError, "divisible by num_groups", make(3, 4), 3)
 
 
@@ -151,7 +153,7 @@ def batch_standardise(input: Array, weight: Array | None = None, bias: Array | N
 
 
 @batch_standardise.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(4, 3), make(3), make(3)
     yield sample(make(2, 3, 2, 2), eps=0.1)
 
@@ -173,7 +175,7 @@ def batch_rescale(
 
 
 @batch_rescale.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(4, 3), make(3), make(3, low=0.5), make(3), make(3)
     yield sample(make(2, 3, 2), make(3), make(3, low=0.5), eps=0.1)
 
@@ -211,7 +213,9 @@ def batch_norm(
         return batch_rescale(input, running_mean, running_var, weight, bias, eps=eps)
     shape = tuple(input.shape)
     if math.prod(shape) // max(shape[1], 1) == 1:
-        raise refuse(ValueError, "batch_norm", f"Expected more than 1 value per channel when training, got input size {list(shape)}")
+        raise refuse(
+            ValueError, "batch_norm", f"Expected more than 1 value per channel when training, got input size {list(shape)}"
+        )
     out, mean, var = batch_standardise(input, weight, bias, eps=eps)
     _update(running_mean, mean, momentum)
     _update(running_var, var, momentum)
@@ -229,7 +233,7 @@ def instance_standardise(input: Array, weight: Array | None = None, bias: Array 
 
 
 @instance_standardise.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 3, 4), make(3), make(3)
     yield sample(make(2, 2, 2, 3), eps=0.1)
 
@@ -284,6 +288,6 @@ def local_response_norm(input: Array, size: int, alpha: Scalar = 1e-4, beta: Sca
 
 
 @local_response_norm.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 5, 3), 3
     yield sample(make(1, 4, 2, 2), 2, alpha=0.5, beta=0.5, k=2.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from tapejax.errors import refuse
+from tapejax.ops.samples import Make
 from tapejax.ops.window import batched, per_axis, pooled_size, shifted, wide
 from tapejax.tape.op import Array, composite, error_sample, op, sample
 
@@ -26,13 +28,16 @@ def _geometry(name: str, x: jax.Array, n: int, kernel: Any, stride: Any, padding
     for kk, pp in zip(k, p, strict=True):
         if pp < 0 or pp > kk // 2:
             raise refuse(
-                RuntimeError, name, f"pad should be at most half of effective kernel size, but got padding={p} and kernel_size={k}"
+                RuntimeError,
+                name,
+                f"pad should be at most half of effective kernel size, but got padding={p} and kernel_size={k}",
             )
     sizes = x.shape[2:]
     out = tuple(pooled_size(name, *a, ceil_mode) for a in zip(sizes, k, s, p, d, strict=True))
     # what the last window hangs over on the right
     right = tuple(
-        max((o - 1) * ss + dd * (kk - 1) + 1 - size - pp, 0) for o, ss, dd, kk, size, pp in zip(out, s, d, k, sizes, p, strict=True)
+        max((o - 1) * ss + dd * (kk - 1) + 1 - size - pp, 0)
+        for o, ss, dd, kk, size, pp in zip(out, s, d, k, sizes, p, strict=True)
     )
     return k, s, p, d, out, right
 
@@ -99,7 +104,7 @@ def max_pool1d(
 
 
 @max_pool1d.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make.distinct(2, 2, 7), 2
     yield sample(make.distinct(2, 7), 3, stride=2, padding=1, dilation=2, ceil_mode=True)
     yield sample(np.ones((1, 1, 6)), 3, stride=1)
@@ -120,7 +125,7 @@ def max_pool2d(
 
 
 @max_pool2d.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make.distinct(2, 2, 4, 6), 2
     yield sample(make.distinct(1, 5, 6), (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2))
     yield sample(make.distinct(1, 1, 5, 5), 2, ceil_mode=True)
@@ -128,7 +133,7 @@ def _(make):
 
 
 @max_pool2d.error_samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield error_sample(RuntimeError, "at most half", make(1, 1, 4, 4), 2, padding=2)
     yield error_sample(RuntimeError, "too small", make(1, 1, 2, 2), 5)
 
@@ -142,7 +147,7 @@ def max_pool3d(
 
 
 @max_pool3d.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield sample(make.distinct(1, 2, 4, 3, 4), 2, stride=1, padding=1)
 
 
@@ -161,7 +166,7 @@ def max_pool_with_indices(
 
 
 @max_pool_with_indices.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make.distinct(2, 2, 4, 6), 2, 2
     yield sample(make.distinct(1, 2, 7), 1, 3, padding=1)
 
@@ -218,7 +223,7 @@ def _avg_pool(
     return total[0] if unbatched else total
 
 
-@op("torch nn.functional", grad_name="AvgPool2D", oracle="nn.functional.avg_pool1d")
+@op("torch nn.functional", saves="input", grad_name="AvgPool2D", oracle="nn.functional.avg_pool1d")
 def avg_pool1d(
     input: Array, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True
 ) -> Array:
@@ -230,13 +235,13 @@ def avg_pool1d(
 
 
 @avg_pool1d.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 2, 7), 2
     yield sample(make(2, 7), 3, stride=2, padding=1, ceil_mode=True)
     yield sample(make(1, 2, 6), 3, padding=1, count_include_pad=False)
 
 
-@op("nn.functional", grad_name="AvgPool2D", oracle="nn.functional.avg_pool2d")
+@op("nn.functional", saves="input", grad_name="AvgPool2D", oracle="nn.functional.avg_pool2d")
 def avg_pool2d(
     input: Array,
     kernel_size: Any,
@@ -251,18 +256,18 @@ def avg_pool2d(
 
 
 @avg_pool2d.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 2, 4, 6), 2
     yield sample(make(1, 5, 6), (3, 2), stride=(2, 1), padding=(1, 0), divisor_override=5)
     yield sample(make(1, 1, 5, 5), 2, ceil_mode=True, count_include_pad=False)
 
 
 @avg_pool2d.error_samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield error_sample(RuntimeError, "divisor must be not zero", make(1, 1, 4, 4), 2, divisor_override=0)
 
 
-@op("nn.functional", grad_name="AvgPool3D", oracle="nn.functional.avg_pool3d")
+@op("nn.functional", saves="input", grad_name="AvgPool3D", oracle="nn.functional.avg_pool3d")
 def avg_pool3d(
     input: Array,
     kernel_size: Any,
@@ -277,7 +282,7 @@ def avg_pool3d(
 
 
 @avg_pool3d.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield sample(make(1, 2, 4, 3, 4), 2, stride=1, padding=1, ceil_mode=True)
 
 
@@ -308,7 +313,7 @@ def _adaptive_avg(name: str, n: int, x: Any, output_size: Any) -> Any:
     return out[0] if unbatched else out
 
 
-@op("torch nn.functional", grad_name="AdaptiveAvgPool2D", oracle="nn.functional.adaptive_avg_pool1d")
+@op("torch nn.functional", saves="input", grad_name="AdaptiveAvgPool2D", oracle="nn.functional.adaptive_avg_pool1d")
 def adaptive_avg_pool1d(input: Array, output_size: Any) -> Array:
     """Average an axis down to `output_size` cells of nearly equal width: (N, C, L) or (C, L) to (N, C, output_size).
 
@@ -318,31 +323,31 @@ def adaptive_avg_pool1d(input: Array, output_size: Any) -> Array:
 
 
 @adaptive_avg_pool1d.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 2, 6), 3
     yield make(2, 7), 3
 
 
-@op("nn.functional", grad_name="AdaptiveAvgPool2D", oracle="nn.functional.adaptive_avg_pool2d")
+@op("nn.functional", saves="input", grad_name="AdaptiveAvgPool2D", oracle="nn.functional.adaptive_avg_pool2d")
 def adaptive_avg_pool2d(input: Array, output_size: Any) -> Array:
     """Average an image down to `output_size` (an int, or (height, width) with None to keep). See `adaptive_avg_pool1d`."""
     return _adaptive_avg("adaptive_avg_pool2d", 2, input, output_size)
 
 
 @adaptive_avg_pool2d.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 2, 6, 5), 1
     yield make(2, 2, 7, 5), (3, None)
 
 
-@op("nn.functional", grad_name="AdaptiveAvgPool3D", oracle="nn.functional.adaptive_avg_pool3d")
+@op("nn.functional", saves="input", grad_name="AdaptiveAvgPool3D", oracle="nn.functional.adaptive_avg_pool3d")
 def adaptive_avg_pool3d(input: Array, output_size: Any) -> Array:
     """Average a volume down to `output_size`. See `adaptive_avg_pool1d`."""
     return _adaptive_avg("adaptive_avg_pool3d", 3, input, output_size)
 
 
 @adaptive_avg_pool3d.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(1, 2, 4, 3, 5), (2, 3, 2)
 
 
@@ -378,7 +383,7 @@ def adaptive_max_pool(input: Array, spatial: int, output_size: Any) -> Array:
 
 
 @adaptive_max_pool.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make.distinct(2, 2, 7), 1, 3
     yield make.distinct(2, 6, 5), 2, (4, None)
     yield make.distinct(1, 1, 4, 4, 4), 3, 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from jax import lax
 
 from tapejax.errors import refuse
 from tapejax.ops.pooling import adaptive_average
+from tapejax.ops.samples import Make
 from tapejax.tape.op import Array, Scalar, error_sample, op, sample
 
 _PAD_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
@@ -64,14 +66,16 @@ def pad(input: Array, pad: Any, mode: str = "constant", value: Scalar = None) ->
             )
         if mode == "circular" and most > size:
             raise refuse(
-                RuntimeError, "pad", f"Padding value causes wrapping around more than once: padding ({a}, {b}) at dimension {axis}"
+                RuntimeError,
+                "pad",
+                f"Padding value causes wrapping around more than once: padding ({a}, {b}) at dimension {axis}",
             )
     grown = jnp.pad(input, [(max(a, 0), max(b, 0)) for a, b in pairs], mode=_PAD_MODES[mode])
     return grown[tuple(slice(max(-a, 0), n - max(-b, 0)) for (a, b), n in zip(pairs, grown.shape, strict=True))]
 
 
 @pad.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 3), (1, 2)
     yield sample(make(2, 3), (1, -1, 0, 2), value=1.5)
     yield sample(make(1, 2, 4), (2, 1), mode="reflect")
@@ -80,7 +84,7 @@ def _(make):
 
 
 @pad.error_samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield error_sample(RuntimeError, "less than the corresponding input dimension", make(1, 2, 3), (3, 0), mode="reflect")
 
 
@@ -149,7 +153,9 @@ def interpolate(
     name, n = "interpolate", input.ndim - 2
     if mode not in _MODES or not 1 <= n <= 3 or _MODES[mode] not in (0, n):
         raise refuse(
-            NotImplementedError, name, f"mode={mode!r} does not apply to an input of {input.ndim}-D: one of {sorted(_MODES)} that fits"
+            NotImplementedError,
+            name,
+            f"mode={mode!r} does not apply to an input of {input.ndim}-D: one of {sorted(_MODES)} that fits",
         )
     if antialias:
         raise refuse(NotImplementedError, name, "antialias=True is not supported")
@@ -171,7 +177,9 @@ def interpolate(
         if not recompute_scale_factor:
             scales = tuple(float(f) for f in each)
     if min(out) < 1:
-        raise refuse(RuntimeError, name, f"Input and output sizes should be greater than 0, but got {list(spatial)} and {list(out)}")
+        raise refuse(
+            RuntimeError, name, f"Input and output sizes should be greater than 0, but got {list(spatial)} and {list(out)}"
+        )
     if mode == "area":
         return adaptive_average(input, out)
     kind = np.float64 if input.dtype == jnp.float64 else np.float32
@@ -185,7 +193,7 @@ def interpolate(
 
 
 @interpolate.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(1, 2, 3), 5
     yield sample(make(1, 2, 3, 4), scale_factor=2)
     yield sample(make(1, 1, 5, 4), (3, 7), mode="bilinear")
@@ -198,7 +206,7 @@ def _(make):
 
 
 @interpolate.error_samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield error_sample(ValueError, "align_corners option", make(1, 1, 3), 2, align_corners=True)
     yield error_sample(ValueError, "size or scale_factor", make(1, 1, 3))
 
@@ -221,7 +229,7 @@ def pixel_shuffle(input: Array, upscale_factor: int) -> Array:
 
 
 @pixel_shuffle.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 8, 2, 3), 2
     yield make(9, 1, 2), 3
 
@@ -244,7 +252,7 @@ def pixel_unshuffle(input: Array, downscale_factor: int) -> Array:
 
 
 @pixel_unshuffle.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(2, 2, 4, 6), 2
 
 
@@ -262,5 +270,5 @@ def channel_shuffle(input: Array, groups: int) -> Array:
 
 
 @channel_shuffle.samples
-def _(make):
+def _(make: Make) -> Iterator[Any]:
     yield make(1, 6, 2), 3

@@ -28,7 +28,9 @@ def batched(op: str, x: jax.Array, n: int) -> tuple[jax.Array, bool]:
     if x.ndim == n + 1:
         return x[None], True
     raise refuse(
-        RuntimeError, op, f"Expected {n + 1}D (unbatched) or {n + 2}D (batched) input to {op}, but got input of size: {list(x.shape)}"
+        RuntimeError,
+        op,
+        f"Expected {n + 1}D (unbatched) or {n + 2}D (batched) input to {op}, but got input of size: {list(x.shape)}",
     )
 
 
@@ -39,7 +41,9 @@ def pooled_size(op: str, size: int, kernel: int, stride: int, pad: int, dilation
         out -= 1
     if out < 1:
         raise refuse(
-            RuntimeError, op, f"a window of {kernel} (dilation {dilation}) on an axis of {size} padded by {pad}: Output size is too small"
+            RuntimeError,
+            op,
+            f"a window of {kernel} (dilation {dilation}) on an axis of {size} padded by {pad}: Output size is too small",
         )
     return out
 
