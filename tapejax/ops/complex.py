@@ -216,8 +216,8 @@ def polar(abs: Array, angle: Array) -> Array:
 
 
 def _parts(make: Make) -> Iterator[Any]:
-    yield make(3, 4), make(4)
-    yield make(), make()
+    yield make(3, 4, low=0.1), make(4)
+    yield make(low=0.1), make()
 
 
 def _bad_parts(make: Make) -> Iterator[ErrorSample]:

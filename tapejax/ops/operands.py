@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from tapejax import dtypes
 from tapejax.errors import refuse
@@ -68,3 +72,12 @@ def _mismatch(op: str, shapes: list[tuple[int, ...]]) -> Exception:
                 )
         seen = tuple(n if m == 1 else m for m, n in zip(a, b, strict=True))
     return refuse(RuntimeError, op, f"shapes {shapes} do not broadcast")
+
+
+def tangent_of(value: jax.Array, *terms: tuple[Any, Callable[[], jax.Array]]) -> jax.Array:
+    """Add up `slope() * tangent` over the operands that vary, for a `custom_jvp` rule with symbolic zeros.
+
+    An operand that does not vary must not enter as slope * 0: its slope may be infinite or NaN.
+    """
+    moving = [slope() * tangent for tangent, slope in terms if not isinstance(tangent, SymbolicZero)]
+    return sum(moving[1:], moving[0]) if moving else jnp.zeros_like(value)

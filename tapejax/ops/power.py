@@ -13,7 +13,7 @@ from jax import lax
 
 from tapejax import dtypes
 from tapejax.errors import refuse
-from tapejax.ops.operands import check_broadcast, is_integral
+from tapejax.ops.operands import check_broadcast, is_integral, tangent_of
 from tapejax.ops.samples import Make
 from tapejax.tape.aval import Aval
 from tapejax.tape.op import Array, ErrorSample, composite, error_sample, op
@@ -66,6 +66,29 @@ def _(make: Make) -> Iterator[ErrorSample]:
     yield error_sample(RuntimeError, "Integers to negative integer powers", make.ints(3), ("int", -1))
 
 
+@jax.custom_jvp
+def _power(x: jax.Array, y: jax.Array) -> jax.Array:
+    return lax.pow(x, y)
+
+
+def _power_jvp(primals: Any, tangents: Any) -> Any:
+    (x, y), (dx, dy) = primals, tangents
+    one, at_zero = jnp.ones_like(x), x == 0
+
+    def along_base() -> jax.Array:  # y x**(y - 1), which at 0**0 would be 0 * inf
+        return y * _power(jnp.where(at_zero & (y == 0), one, x), y - 1)
+
+    def along_exponent() -> jax.Array:  # x**y log(x), which at a base of 0 would be 0 * -inf
+        base = jnp.where(at_zero & (jnp.real(y) >= 0), one, x)
+        return _power(base, y) * jnp.log(base)
+
+    value = _power(x, y)
+    return value, tangent_of(value, (dx, along_base), (dy, along_exponent))
+
+
+_power.defjvp(_power_jvp, symbolic_zeros=True)
+
+
 @op("", name="pow", promote="common", saves={"input": "input exponent", "exponent": "input exponent result"})
 def pow_general(input: Array, exponent: Array) -> Array:
     """Raise to a power: `input ** exponent`, either of which may be a number, with broadcasting.
@@ -82,7 +105,7 @@ def pow_general(input: Array, exponent: Array) -> Array:
             return jnp.power(base, power)
         negative = jnp.where(base == 1, 1, jnp.where(base == -1, 1 - 2 * (power & 1), 0)).astype(base.dtype)
         return jnp.where(power < 0, negative, jnp.power(base, jnp.maximum(power, 0)))
-    return lax.pow(base, power)
+    return _power(base, power)
 
 
 @pow_general.samples
