@@ -1,0 +1,34 @@
+"""torch's autograd on JAX: write torch-style code, have XLA run it.
+
+Only public names live here, in torch's spelling.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any
+
+from tapejax import dtypes, ops
+from tapejax.tensor import Size, Tensor
+
+for _module in pkgutil.iter_modules(ops.__path__):
+    importlib.import_module(f"tapejax.ops.{_module.name}")
+
+from tapejax import autograd, dispatch, operators  # noqa: E402
+from tapejax.autograd import enable_grad, is_grad_enabled, no_grad, set_grad_enabled  # noqa: E402
+from tapejax.device import device  # noqa: E402
+from tapejax.dtypes import dtype, get_default_dtype, set_default_dtype  # noqa: E402
+from tapejax.rng import Generator, default_generator, get_rng_state, initial_seed, manual_seed, seed, set_rng_state  # noqa: E402
+
+dispatch.bind_all()
+_spaces = dispatch.exposures()
+globals().update(_spaces.get("torch", {}))
+for _name, _function in _spaces.get("Tensor", {}).items():
+    setattr(Tensor, _name, _function)
+for _name, _function in _spaces.get("Tensor.property", {}).items():
+    setattr(Tensor, _name, property(_function))
+operators.install(_spaces["torch"])
+for _dtype in dtypes.ALL:
+    for _name in (_dtype.name, *_dtype.aliases):
+        globals()[_name] = _dtype

@@ -1,0 +1,10 @@
+"""torch.autograd on the tape: the entry points, the careful backward, hooks, grad modes.
+
+May import tape/, engine/, storage/, tensor and dispatch. Invariants: gradients are recorded like anything else; no
+gradient is written before every hook has run; what raises leaves `.grad` and graphs as they were.
+"""
+
+from tapejax.autograd.entry import backward, grad
+from tapejax.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+
+__all__ = ["backward", "enable_grad", "grad", "is_grad_enabled", "no_grad", "set_grad_enabled"]

@@ -90,7 +90,7 @@ def error_sample(error: type[Exception], match: str, *args: Any, **kwargs: Any) 
 class Op:
     """One declared operation. Hashed by identity; `name` is unique in the table."""
 
-    def __init__(self, impl: Callable[..., Any], expose: str, options: dict[str, Any]) -> None:
+    def __init__(self, impl: Callable[..., Any], expose: str, options: dict[str, Any], params: Sequence[Param] | None = None) -> None:
         self.impl = impl
         self.name: str = options.pop("name", None) or impl.__name__.rstrip("_")
         self.expose: tuple[str, ...] = tuple(expose.split())
@@ -104,7 +104,7 @@ class Op:
         self.oracle: str | None = options.pop("oracle", self.name)  # the dotted name below `torch` to compare with
         if options:
             raise TypeError(f"op {self.name}: unknown options {sorted(options)}")
-        self.params: tuple[Param, ...] = tuple(_params(impl))
+        self.params: tuple[Param, ...] = tuple(_params(impl) if params is None else params)
         self.operands = tuple(p.name for p in self.params if p.role != "static")
         self.statics = tuple(p.name for p in self.params if p.role == "static")
         self.kinds: dict[Any, Any] = {}  # inference cache: (form, statics, *input avals) -> Kind

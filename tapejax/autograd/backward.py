@@ -1,0 +1,145 @@
+"""Run the tape backward: the everyday case in one program, everything else as pieces with Python between them.
+
+The everyday case is a graph without hooks, custom Functions or values forced early: forward, backward, accumulation and
+whatever else is pending become one XLA program. Otherwise `graph_task` records the gradient as nodes and forces them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tapejax.autograd.graph_task import GraphTask, Target, deposit, free, freed_error, needed_nodes, saved_check
+from tapejax.engine.derive import Pull
+from tapejax.engine.execute import donatable, run
+from tapejax.engine.materialise import _with, finish, outputs_of, recipes_kept, refuse_arguments
+from tapejax.tape import modes, waiting
+from tapejax.tape.node import VAR, Node, leaf
+from tapejax.tape.note import Meta
+from tapejax.tape.program import Linear, in_order, pending
+from tapejax.tensor import wrap
+
+
+def run_backward(
+    roots: Sequence[Node],
+    seeds: Sequence[Node | None],
+    targets: Sequence[Target] | None,
+    *,
+    accumulate: bool,
+    retain: bool = False,
+    create: bool = False,
+    batched: bool = False,
+) -> list[Any]:
+    """Gradients of `roots` (seeded) at `targets` as Tensors or None; with `accumulate` into `.grad` instead.
+
+    No targets means every leaf that is reached.
+    """
+    if not (create or retain or batched) and modes.MODE.get() <= modes.GRAD:
+        done = _one_program(roots, seeds, targets, accumulate)
+        if done is not None:
+            return done
+    return GraphTask(roots, seeds, targets, accumulate, retain, create, batched).run()
+
+
+def _one_program(roots: Sequence[Node], seeds: Sequence[Node | None], targets: Any, accumulate: bool) -> list[Any] | None:
+    """The everyday backward; None when the graph needs Python in the middle."""
+    region: dict[Node, bool] = {}
+    variables: dict[Node, bool] = {}
+    outside: list[Node] = []
+    stack: list[Node] = []
+    for r in roots:
+        if r.kind is VAR:
+            variables[r] = True
+        elif r not in region:
+            region[r] = True
+            stack.append(r)
+    while stack:
+        n = stack.pop()
+        if n.note is not None:
+            return None
+        inputs = n.inputs
+        if inputs is None:
+            if targets is None:
+                raise freed_error(n)
+            return None
+        for x in inputs:
+            if x.requires_grad:
+                if x.kind is VAR:
+                    if x not in variables:
+                        if not x.note.plain:
+                            return None
+                        variables[x] = True
+                elif x not in region:
+                    region[x] = True
+                    stack.append(x)
+            elif x.value is None:
+                outside.append(x)
+
+    read: dict[Any, Node] = {}  # where each wanted gradient is read off
+    for v in sorted(variables, key=lambda v: v.seq):
+        if read.setdefault(v.note, v) is not v:
+            return None  # one leaf, several values of it: gradients are summed piecewise
+    if targets is None:
+        sinks = {meta: meta for meta in read}
+    else:
+        read.update((t.key, t.key) for t in targets if t.key in region)
+        sinks = {t.key: t.sink for t in targets if t.key in read}
+        if not sinks:
+            return [None] * len(targets)
+        keep = needed_nodes(region, {read[k] for k in sinks})
+        region = {n: True for n in region if n in keep}
+
+    for n in region:
+        for x in n.inputs:
+            if x.home is not None:
+                saved_check(n)
+                break
+        else:
+            if n.home is not None:
+                saved_check(n)
+
+    into: list[Node | None] = []
+    for sink in sinks.values():
+        old = sink.grad if accumulate else None
+        if old is not None and old.requires_grad:
+            return None
+        into.append(None if old is None else old.node)
+
+    found = dict.fromkeys(region, True)
+    starts = [*outside, *variables, *(s for s in seeds if s is not None), *(o for o in into if o is not None), *roots]
+    found = pending(starts, found)
+    also = waiting.take()
+    try:
+        if also:
+            found = _with(found, also)
+        refuse_arguments(found)
+        order = in_order(found)
+        linear = Linear(order, region)
+        held = outputs_of(linear, roots)
+        request = Pull(
+            tuple(linear.slot_of(r) for r in roots),
+            tuple(None if s is None else linear.slot_of(s) for s in seeds),
+            tuple(linear.slot_of(read[k]) for k in sinks),
+            tuple(None if o is None else linear.slot_of(o) for o in into),
+        )
+        freed = {n for n in region if n.kind.saves}
+        donate = donatable(linear, recipes_kept(linear, held, freed))
+        (keep_values, gradients), _ = run(linear, ("pull", tuple(held), request), donate)
+    except BaseException:
+        waiting.WAITING.stale += [waiting.weakref.ref(n) for n in also]
+        raise
+    made = {k: leaf(g, read[k].aval) for k, g in zip(sinks, gradients, strict=True)}
+    try:
+        _deliver(linear, held, keep_values, region, sinks if accumulate else {}, made)
+    except BaseException:  # an interrupt: every step can be repeated, so finish before passing it on
+        _deliver(linear, held, keep_values, region, sinks if accumulate else {}, made)
+        raise
+    return [] if targets is None else [wrap(made[t.key]) if t.key in made else None for t in targets]
+
+
+def _deliver(linear: Linear, held: Any, values: Any, region: Any, sinks: dict[Any, Meta], made: dict[Any, Node]) -> None:
+    finish(linear, held, values)
+    for key, sink in sinks.items():
+        deposit(sink, made[key])
+    for n in region:
+        free(n)

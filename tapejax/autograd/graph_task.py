@@ -1,0 +1,598 @@
+"""The careful backward: the graph in pieces, from the roots down, with Python between them.
+
+A *cut* is a node where Python must see the gradient: a hook, a custom Function, a value whose forward already ran and
+kept its residuals. Every node gets a level, one more than that of a cut below it; the nodes of one level form a piece,
+which is differentiated as one program. Gradients are recorded as nodes, so that nothing is computed until the end, and
+with `create_graph` nothing needs to be.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from tapejax.engine import derive
+from tapejax.engine.materialise import force
+from tapejax.errors import refuse
+from tapejax.storage.view import write
+from tapejax.tape import modes
+from tapejax.tape.aval import Aval, aval_of
+from tapejax.tape.node import VAR, Kind, Node
+from tapejax.tape.note import Meta
+from tapejax.tape.op import Array, Arrays, Op, op
+from tapejax.tape.program import Linear, Program, in_order
+from tapejax.tape.record import pick, record, record_kind
+from tapejax.tensor import Tensor, grad_fn_name, wrap
+
+
+class Target(NamedTuple):
+    """Whose gradient is wanted: `key` is a leaf's Meta or a non-leaf's node, `sink` where `backward(inputs=)` puts it."""
+
+    key: Meta | Node
+    sink: Meta
+
+
+def _pull_body(arrays: Arrays, program: Program, roots: Any, wanted: Any, batched: bool) -> Any:
+    n = len(program.inputs)
+    return derive.pull_function(program, roots, wanted, arrays[:n], arrays[n:], batched)  # type: ignore[index]
+
+
+def _pull_residuals_body(arrays: Arrays, tree: Any, batched: bool) -> Any:
+    n = tree.count
+    return derive.pull_residuals(tree, arrays[:n], arrays[n:], batched)  # type: ignore[index]
+
+
+PULL = Op(_pull_body, "", {"name": "pull", "grad_name": "Pull", "oracle": None, "saves": "arrays"})
+PULL_RESIDUALS = Op(_pull_residuals_body, "", {"name": "pull_residuals", "oracle": None, "differentiable": False})
+
+
+@op("", oracle=None)
+def sum_of(left: Array, right: Array) -> Any:
+    """Add two gradients of one value."""
+    return left + right  # type: ignore[operator]
+
+
+@op("", oracle=None)
+def ones_seed(input: Array) -> Any:
+    """The implicit seed of a scalar root."""
+    return jnp.ones_like(input)  # type: ignore[arg-type]
+
+
+@op("", oracle=None)
+def zeros_seed(input: Array, batch: int | None) -> Any:
+    """The seed of an output that no gradient reached."""
+    return jnp.zeros(input.shape if batch is None else (batch, *input.shape), input.dtype)  # type: ignore[attr-defined]
+
+
+def free(node: Node) -> None:
+    """Forget what the node's backward would need; a node that saved nothing can be walked again."""
+    if node.kind is not VAR and node.kind.saves and node.inputs is not None:
+        if node.value is None and node.inputs == ():
+            return
+        node.inputs = None
+    if node.note is not None:
+        node.note.block = None
+        node.note.saved = None
+
+
+def freed_error(node: Node) -> Exception:
+    return refuse(
+        RuntimeError,
+        "backward",
+        "Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). Saved"
+        f" intermediate values of the graph are freed when you call .backward() or autograd.grad(); {grad_fn_name(node)} needs them again."
+        " Specify retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors after"
+        " calling backward.",
+    )
+
+
+def saves_of(node: Node) -> set[str]:
+    """Names of the operands (and "result") whose values the node's backward needs, given which inputs require grad."""
+    kind = node.kind
+    names = set(kind.saves.get("*", ()))
+    for name, x in zip(kind.operands, node.inputs or (), strict=False):
+        if x.requires_grad:
+            names.update(kind.saves.get(name, ()))
+    return names
+
+
+def saved_check(node: Node) -> None:
+    """Raise if a value that the node's backward needs was written in place since it was recorded."""
+    if node.kind is VAR or not node.kind.saves or modes.MODE.get() & modes.ALLOW_MUTATION:
+        return
+    if node.kind.op is PULL:
+        program = node.kind.statics[0]
+        for kind, slots, _ in program.instructions:
+            if kind is VAR or not kind.saves:
+                continue
+            tracked = {n for k in kind.saves.values() for n in k}
+            for name, s in zip(kind.operands, slots, strict=True):
+                if s < 0 and (name in tracked or kind.op is PULL):
+                    _compare(node.inputs[-s - 1], node)
+        return
+    names = saves_of(node)
+    for name, x in zip(node.kind.operands, node.inputs, strict=True):
+        if name in names:
+            _compare(x, node)
+    if "result" in names:
+        _compare(node, node)
+
+
+def _compare(value: Node, user: Node) -> None:
+    home = value.home
+    if home is None or home[0].version == home[1]:
+        return
+    aval = value.aval
+    raise refuse(
+        RuntimeError,
+        "backward",
+        "one of the variables needed for gradient computation has been modified by an inplace operation:"
+        f" [{aval.dtype.tensor_name}Tensor {list(aval.shape)}], which is output 0 of {grad_fn_name(value) if value.requires_grad else 'a leaf'},"
+        f" is at version {home[0].version}; expected version {home[1]} instead. {grad_fn_name(user)} saved it → write out of place there, or"
+        " clone() before writing.",
+    )
+
+
+def edges(node: Node) -> Sequence[Node | None]:
+    """The nodes that the gradient of `node` flows to (for a custom Function: its inputs)."""
+    note = node.note
+    if note is not None and node.kind is not VAR and note.cut is not None:
+        return note.cut.edges
+    if node.inputs is None:
+        raise freed_error(node)
+    return node.inputs
+
+
+def needed_nodes(region: Iterable[Node], goals: set[Node]) -> set[Node]:
+    """The nodes of `region` on a path to a goal."""
+    keep = set(goals)
+    for n in sorted(region, key=lambda n: n.seq):
+        if n not in keep and n.kind is not VAR and any(x in keep for x in (_edges_or_none(n))):
+            keep.add(n)
+    return keep
+
+
+def _edges_or_none(node: Node) -> Sequence[Node | None]:
+    note = node.note
+    if note is not None and node.kind is not VAR and note.cut is not None:
+        return note.cut.edges
+    return node.inputs or ()
+
+
+def deposit(meta: Meta, value: Node) -> None:
+    """Make `value` (old gradient included) the gradient kept in `meta`, inside the same `.grad` object."""
+    old = meta.grad
+    if old is None:
+        meta.grad = wrap(value)
+    elif old._alias is None:
+        old._node = value
+    else:
+        write(old, value)
+
+
+def add(left: Node | None, right: Node) -> Node:
+    return right if left is None else record(sum_of, (1, 1), (), (left, right))
+
+
+def _has_python(node: Node) -> bool:
+    note = node.note
+    return note is not None and (note.hooks is not None or note.pre_hooks is not None or note.post_hooks is not None or note.cut is not None)
+
+
+class GraphTask:
+    """One run of the careful backward."""
+
+    def __init__(
+        self,
+        roots: Sequence[Node],
+        seeds: Sequence[Node | None],
+        targets: Sequence[Target] | None,
+        accumulate: bool,
+        retain: bool,
+        create: bool,
+        batched: bool,
+    ) -> None:
+        self.roots = roots
+        self.targets = targets
+        self.accumulate = accumulate
+        self.retain = retain
+        self.create = create
+        self.batch = seeds[0].aval.shape[0] if batched and seeds and seeds[0] is not None else None
+        self.gradient: dict[Node, Node] = {}  # node -> gradient so far
+        self.captured: dict[Any, Node] = {}  # target key -> gradient
+        self.level: dict[Node, int] = {}
+        self.executed: list[Node] = []
+        self.given = seeds
+        self.wanted_nodes = {t.key for t in targets if isinstance(t.key, Node)} if targets is not None else set()
+        self.wanted_metas = {t.key for t in targets if isinstance(t.key, Meta)} if targets is not None else None
+        self.sink_of = {t.key: t.sink for t in targets} if targets is not None else {}
+
+    def run(self) -> list[Any]:
+        # a kept graph keeps its residuals, as torch keeps saved tensors: the forward runs once
+        before = modes.MODE.get()
+        modes.MODE.set(before | modes.GRAD if self.create else before & ~modes.GRAD)
+        try:
+            if self.retain and not self.create:
+                force([r for r in self.roots if r.kind is not VAR])
+            self._seed()
+            self._plan()
+            self._sweep()
+            self._leaves()
+        finally:
+            modes.MODE.set(before)
+        results = [] if self.targets is None else [self.captured.get(t.key) for t in self.targets]
+        if not self.create:
+            live = [g for g in results if g is not None]
+            live += [n for n in self._deposited if n.value is None]
+            force([*live, *(r for r in self.roots if r.kind is not VAR)])
+        if not self.retain:
+            for n in self.executed:
+                free(n)
+        return [None if g is None else wrap(g) for g in results]
+
+    def _seed(self) -> None:
+        self._deposited: list[Node] = []
+        for root, seed in zip(self.roots, self.given, strict=True):
+            if seed is None:
+                seed = record(ones_seed, (1,), (), (root,))
+            self.gradient[root] = add(self.gradient.get(root), seed)
+
+    # -- plan: who takes part, in which piece ---------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        reached: dict[Node, Sequence[Node]] = {}
+        stack = list(self.gradient)
+        for r in stack:
+            reached[r] = ()
+        while stack:
+            n = stack.pop()
+            if n.kind is VAR:
+                continue
+            if n.inputs is None and (n.note is None or n.note.cut is None or n.note.cut.freed) and n not in self.wanted_nodes:
+                reached[n] = ()
+                continue  # raises when (and only if) it must run
+            below = self._below(n)
+            reached[n] = below
+            for x in below:
+                if x not in reached:
+                    reached[x] = ()
+                    stack.append(x)
+        order = sorted(reached, key=lambda n: n.seq)
+        if self.targets is not None:
+            goals = set(self.wanted_nodes)
+            goals.update(n for n in order if n.kind is VAR and n.note in self.wanted_metas)  # type: ignore[operator]
+            keep = set(goals)
+            for n in order:
+                if n not in keep and any(x in keep for x in reached[n]):
+                    keep.add(n)
+            order = [n for n in order if n in keep]
+        self.taking_part = set(order)
+        level = self.level
+        for n in order:
+            if n.kind is VAR:
+                level[n] = 0
+                continue
+            own = 1
+            alone = self._alone(n)
+            for x in reached[n]:
+                if x in level:
+                    own = max(own, level[x] + (1 if alone or self._alone(x) or _has_python(x) or x.kind is VAR else 0))
+            level[n] = own
+        for n in order:  # outputs of one block run together
+            block = self._block(n)
+            if block is not None:
+                together = max(level[o] for o in block.outputs if o in level)
+                for o in block.outputs:
+                    if o in level:
+                        level[o] = together
+        self.order = order
+
+    def _below(self, n: Node) -> list[Node]:
+        block = self._block(n)
+        if block is not None:
+            return list(block.wanted)
+        return [x for x in edges(n) if x is not None and x.requires_grad]
+
+    def _alone(self, n: Node) -> bool:
+        return n.note is not None and n.kind is not VAR and (n.note.cut is not None or self._block(n) is not None)
+
+    def _block(self, n: Node) -> Any:
+        """The residuals that can stand for `n`'s region: not when a gradient inside it is asked for, or must be differentiable."""
+        if n.kind is VAR or n.note is None or n.note.block is None or self.create:
+            return None
+        block = n.note.block
+        if len(block.outputs) > 1:
+            for o in block.outputs:
+                if o in self.wanted_nodes or _has_python(o) or o.note.retained_by is not None:
+                    return None
+        return block
+
+    # -- sweep: from the highest level down ---------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        by_level: dict[int, list[Node]] = {}
+        for n in self.order:
+            if n.kind is not VAR:
+                by_level.setdefault(self.level[n], []).append(n)
+        for number in sorted(by_level, reverse=True):
+            nodes = by_level[number]
+            for n in reversed(nodes):
+                if n in self.gradient:
+                    self._arrived(n)
+            plain = []
+            blocks: dict[int, Any] = {}
+            for n in nodes:
+                note = n.note
+                if note is not None and note.cut is not None:
+                    continue
+                block = self._block(n)
+                if block is not None:
+                    blocks[id(block)] = block
+                else:
+                    plain.append(n)
+            for n in reversed(nodes):
+                if n.note is not None and n.note.cut is not None and n in self.gradient:
+                    self._function(n)
+            for block in blocks.values():
+                self._residuals(block)
+            if plain:
+                self._piece(plain)
+
+    def _arrived(self, n: Node) -> None:
+        """The gradient of a cut is complete: tensor hooks, then retain_grad, then capture, then the node's prehooks."""
+        note = n.note
+        if note is None or not (_has_python(n)):
+            return
+        g = self.gradient[n]
+        if note.hooks is not None:
+            g = self._call_hooks(note.hooks, g)
+        if note.retained_by is not None:
+            self._retain(note.retained_by, g)
+        if n in self.wanted_nodes:
+            self.captured[n] = g
+        if note.pre_hooks is not None and self._passes(n):
+            g = self._call_prehooks(note.pre_hooks, g)
+        self.gradient[n] = g
+
+    def _passes(self, n: Node) -> bool:
+        """Whether the node itself must run (a captured target need not)."""
+        return self.targets is None or n not in self.wanted_nodes or any(x in self.taking_part for x in self._below(n))
+
+    def _call_hooks(self, hooks: dict[int, Any], g: Node) -> Node:
+        if self.batch is not None:
+            raise refuse(NotImplementedError, "grad", "hooks do not run on batched gradients (is_grads_batched=True) → loop over the seeds")
+        for hook in list(hooks.values()):
+            result = hook(wrap(g))
+            if result is not None:
+                g = checked_hook_result(result, g)
+        return g
+
+    def _call_prehooks(self, hooks: dict[int, Any], g: Node) -> Node:
+        for hook in list(hooks.values()):
+            result = hook((wrap(g),))
+            if result is not None:
+                result = result[0] if isinstance(result, tuple) else result
+                g = checked_hook_result(result, g)
+        return g
+
+    def _call_post_hooks(self, n: Node, inputs: Sequence[Node | None], g: Node | None) -> list[Node | None]:
+        found = list(inputs)
+        note = n.note
+        if note is None or note.post_hooks is None:
+            return found
+        for hook in list(note.post_hooks.values()):
+            result = hook(tuple(None if x is None else wrap(x) for x in found), (None if g is None else wrap(g),))
+            if result is not None:
+                result = result if isinstance(result, tuple) else (result,)
+                if len(result) != len(found):
+                    raise refuse(RuntimeError, "hook", f"hook has returned an incorrect number of values (got {len(result)}, but expected {len(found)})")
+                found = [old if new is None else new.node for old, new in zip(found, result, strict=True)]
+        return found
+
+    def _retain(self, meta: Meta, g: Node) -> None:
+        meta.grad = wrap(g)
+        self._deposited.append(g)
+
+    def _piece(self, nodes: list[Node]) -> None:
+        """Differentiate the nodes of one level as one program."""
+        inside = set(nodes)
+        roots = [n for n in nodes if n in self.gradient]
+        if not roots:
+            return
+        part: dict[Node, bool] = dict.fromkeys(roots, True)
+        boundary: dict[Node, bool] = {}
+        stack = list(roots)
+        while stack:
+            n = stack.pop()
+            if n.inputs is None:
+                if n in self.wanted_nodes and not self._needed_below(n):
+                    continue
+                raise freed_error(n)
+            for x in n.inputs:
+                if not x.requires_grad:
+                    continue
+                if x in inside:
+                    if x not in part:
+                        part[x] = True
+                        stack.append(x)
+                elif x in self.taking_part:
+                    boundary[x] = True
+        stop_at = [n for n in roots if n in self.wanted_nodes and not self._needed_below(n)]
+        for n in part:
+            if n not in stop_at:
+                saved_check(n)
+        inner = [n for n in part if n in self.wanted_nodes or (n.note is not None and n.note.retained_by is not None)]
+        inner = [n for n in inner if not _has_python(n)]
+        wanted = [*boundary, *inner]
+        splits = [n for n in nodes if n in part and n.note is not None and n.note.post_hooks is not None]
+        if wanted:
+            runs = [n for n in part if n not in stop_at]
+            results = self._pull(in_order(part), [r for r in roots if r in part], wanted)
+            for x, g in zip(wanted, results, strict=True):
+                if x in part:
+                    if x in self.wanted_nodes:
+                        self.captured[x] = g
+                    if x.note is not None and x.note.retained_by is not None:
+                        self._retain(x.note.retained_by, g)
+            boundary_gradients: list[Node | None] = list(results[: len(boundary)])
+            if len(splits) == 1 and len(runs) == 1:
+                boundary_gradients = self._call_post_hooks(splits[0], boundary_gradients, self.gradient.get(splits[0]))
+            for x, g2 in zip(boundary, boundary_gradients, strict=True):
+                if g2 is not None:
+                    self.gradient[x] = add(self.gradient.get(x), g2)
+            self.executed += runs
+
+    def _needed_below(self, n: Node) -> bool:
+        return any(x in self.taking_part for x in _edges_or_none(n) if x is not None and x.requires_grad)
+
+    def _pull(self, order: list[Node], roots: list[Node], wanted: list[Node]) -> list[Node]:
+        linear = Linear(order)
+        root_slots = tuple(linear.slot_of(r) for r in roots)
+        wanted_slots = tuple(linear.slot_of(w) for w in wanted)
+        seeds = [self.gradient[r] for r in roots]
+        inputs = (*linear.inputs, *seeds)
+        avals = tuple(x.aval for x in inputs)
+        program = linear.program()
+        statics = (program, root_slots, wanted_slots, self.batch is not None)
+        return self._record(PULL, statics, inputs, avals, [w.aval for w in wanted])
+
+    def _record(self, which: Op, statics: tuple[Any, ...], inputs: Sequence[Node], avals: Any, results: list[Aval]) -> list[Node]:
+        key = (statics, avals, self.batch)
+        kind = which.kinds.get(key)
+        if kind is None:
+            kind = Kind(which, ((len(inputs),),), statics, tuple(avals), ("arrays",) * len(inputs))
+            kind.casts = (None,) * len(inputs)
+            kind.avals = kind.aval = tuple(a if self.batch is None else aval_of((self.batch, *a.shape), a.dtype, a.device) for a in results)
+            kind.differentiable = which.differentiable
+            which.kinds[key] = kind
+        node = record_kind(kind, tuple(inputs))
+        return [pick(node, i) for i in range(len(results))]
+
+    def _residuals(self, block: Any) -> None:
+        """Pull gradients through a region whose forward ran before, from its residuals."""
+        live = [o for o in block.outputs if o in self.gradient]
+        if not live:
+            return
+        for o in block.outputs:
+            self._check_region(o, block)
+        wanted = [(i, x) for i, x in enumerate(block.wanted) if x in self.taking_part]
+        if len(live) < len(block.outputs):
+            reached = _reaching(live, block)
+            wanted = [(i, x) for i, x in wanted if x in reached]
+        if wanted:
+            seeds = [self.gradient[o] if o in self.gradient else record(zeros_seed, (1,), (self.batch,), (o,)) for o in block.outputs]
+            inputs = (*block.residuals, *seeds)
+            avals = tuple(x.aval for x in inputs)
+            results = self._record(PULL_RESIDUALS, (block.tree, self.batch is not None), inputs, avals, [x.aval for x in block.wanted])
+            for i, x in wanted:
+                self.gradient[x] = add(self.gradient.get(x), results[i])
+        for o in live:
+            if o in self.wanted_nodes:
+                self.captured[o] = self.gradient[o]
+            if o.note.retained_by is not None and not _has_python(o):
+                self._retain(o.note.retained_by, self.gradient[o])
+        self.executed += block.interior()
+
+    def _check_region(self, output: Node, block: Any) -> None:
+        for n in block.interior():
+            if n.inputs is None:
+                raise freed_error(n)
+            saved_check(n)
+
+    def _function(self, n: Node) -> None:
+        """A backward written in Python."""
+        cut = n.note.cut
+        below = [x for x in cut.edges if x is not None and x in self.taking_part]
+        if self.targets is not None and n in self.wanted_nodes and not below:
+            return
+        if not cut.ready(n, self.gradient):
+            return  # another output of the same Function still waits
+        results = cut.run(self.gradient, self)
+        results = self._call_post_hooks(n, results, self.gradient[n])
+        for x, g in zip(cut.edges, results, strict=True):
+            if x is not None and g is not None and x in self.taking_part:
+                self.gradient[x] = add(self.gradient.get(x), g)
+        self.executed += cut.outputs()
+
+    # -- leaves -------------------------------------------------------------------------------------------------------
+
+    def _leaves(self) -> None:
+        by_meta: dict[Meta, Node] = {}
+        for n in sorted((n for n in self.gradient if n.kind is VAR), key=lambda n: -n.seq):
+            by_meta[n.note] = add(by_meta.get(n.note), self.gradient[n])
+        for meta, g in by_meta.items():
+            if self.wanted_metas is not None and meta not in self.wanted_metas:
+                continue
+            if meta.hooks is not None:
+                g = self._call_hooks(meta.hooks, g)
+            self.captured[meta] = g
+            if self.accumulate:
+                self._accumulate(meta, g)
+        if self.accumulate:
+            for key in self.wanted_nodes:
+                if key in self.captured:
+                    self._store(self.sink_of[key], self.captured[key])
+
+    def _accumulate(self, meta: Meta, g: Node) -> None:
+        """AccumulateGrad: prehooks, add into `.grad`, post-accumulate hooks, post hooks."""
+        if meta.pre_hooks is not None:
+            g = self._call_prehooks(meta.pre_hooks, g)
+        self._store(meta, g)
+        if meta.post_accumulate_hooks is not None or meta.post_hooks is not None:
+            tensor = meta.tensor() if meta.tensor is not None else None
+            for hook in list((meta.post_accumulate_hooks or {}).values()):
+                hook(tensor)
+            for hook in list((meta.post_hooks or {}).values()):
+                hook((), (wrap(g),))
+
+    def _store(self, meta: Meta, g: Node) -> None:
+        old = meta.grad
+        if old is None:
+            meta.grad = wrap(g)
+        elif self.create:
+            meta.grad = wrap(add(old.node, g))
+        else:
+            g = record(sum_of, (1, 1), (), (old.node, g))
+            deposit(meta, g)
+        self._deposited.append(g)
+
+
+def _reaching(outputs: Sequence[Node], block: Any) -> set[Node]:
+    """Which of the block's inputs some of its outputs depend on."""
+    goals = set(block.wanted)
+    seen: set[Node] = set()
+    stack = list(outputs)
+    while stack:
+        n = stack.pop()
+        if n in seen:
+            continue
+        seen.add(n)
+        if n not in goals:
+            stack += [x for x in n.inputs or () if x.requires_grad]
+    return seen & goals
+
+
+def checked_hook_result(result: Any, g: Node) -> Node:
+    if not isinstance(result, Tensor):
+        raise refuse(TypeError, "hook", f"expected Variable, but hook returned {type(result).__name__} → return a Tensor or None")
+    node = result.node
+    if node.aval.shape != g.aval.shape:
+        raise refuse(
+            RuntimeError, "hook", f"hook '{result!r:.40}' has changed the size of value: {tuple(node.aval.shape)} returned, {tuple(g.aval.shape)} given"
+        )
+    if node.aval.dtype is not g.aval.dtype:
+        raise refuse(RuntimeError, "hook", f"hook has changed the type of value (was {g.aval.dtype} got {node.aval.dtype})")
+    return node
+
+
+def warn_create_graph() -> None:
+    warnings.warn(
+        "Using backward() with create_graph=True will create a reference cycle between the parameter and its gradient which can cause a memory"
+        " leak. We recommend using autograd.grad when creating the graph to avoid this. If you have to use this function, make sure to reset"
+        " the .grad fields of your parameters to None after use to break the cycle and avoid the leak.",
+        UserWarning,
+        stacklevel=3,
+    )

@@ -1,0 +1,181 @@
+"""Run a linearised piece of the tape: gather inputs, choose what to donate, find or make the executable, call it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from sys import getrefcount
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tapejax import config
+from tapejax.engine import derive
+from tapejax.engine.cache import CACHE, Executable, announce
+from tapejax.errors import CompileError, OutOfMemoryError
+from tapejax.tape import aval as avals
+from tapejax.tape.node import SCALAR, Node
+from tapejax.tape.program import Linear, Program, text
+
+_x64 = jax.enable_x64
+_NO_INTS = np.zeros(0, np.int64)
+_NO_FLOATS = np.zeros(0, np.float64)
+
+
+def run(linear: Linear, request: Any, donatable: Sequence[int] = ()) -> tuple[Any, Executable]:
+    """Compute `request` (see `_build`) of the program; return its arrays and the executable that made them."""
+    arrays: list[Any] = []
+    floats: list[float] = []
+    ints: list[int] = []
+    complexes: list[complex] = []
+    input_avals: list[Any] = []
+    for x in linear.inputs:
+        aval = x.aval
+        input_avals.append(aval)
+        if x.kind is not SCALAR:
+            arrays.append(x.value)
+        elif aval is avals.WEAK_FLOAT:
+            floats.append(x.value)
+        elif aval is avals.WEAK_COMPLEX:
+            complexes.append(x.value)
+        else:
+            ints.append(x.value)
+    donate = tuple(donatable)
+    key = (linear.key, tuple(input_avals), request, donate)
+    found = CACHE.get(key)
+    if found is None:
+        found = _build(key, Program(linear.key, tuple(input_avals)), request, donate)
+    if donate:
+        given = [arrays[i] for i in donate]
+        chosen = set(donate)
+        arrays = [a for i, a in enumerate(arrays) if i not in chosen]
+    else:
+        given = []
+    CACHE.launches += 1
+    with _x64(True):
+        try:
+            return (
+                found.call(
+                    given,
+                    arrays,
+                    np.array(floats, np.float64) if floats else _NO_FLOATS,
+                    np.array(ints, np.int64) if ints else _NO_INTS,
+                    complexes,
+                ),
+                found,
+            )
+        except jax.errors.JaxRuntimeError as e:
+            raise _translate(e, linear) from None
+
+
+def donatable(linear: Linear, protected: set[Node]) -> list[int]:
+    """Array inputs (by position among array inputs) whose value nobody needs after this program.
+
+    Such a leaf is referenced only by nodes of this program, and its array only by the leaf.
+    """
+    uses = dict.fromkeys(linear.inputs, 0)
+    for node in linear.order:
+        for x in node.inputs:
+            if x in uses:
+                uses[x] += 1
+    found = []
+    position = 0
+    for x in linear.inputs:
+        if x.kind is SCALAR:
+            continue
+        # references: linear.inputs, linear.slot, uses, the loop variable, getrefcount's argument
+        if (
+            getrefcount(x) - uses[x] <= _LEAF_REFERENCES
+            and type(x.value) is _ARRAY
+            and getrefcount(x.value) <= _ARRAY_REFERENCES
+            and x not in protected
+        ):
+            found.append(position)
+        position += 1
+    return found
+
+
+_ARRAY: Any = type(jax.device_put(np.zeros(())))
+_ARRAY_REFERENCES = getrefcount(Node("leaf", (), None, False, 0, jax.device_put(np.zeros(()))).value)  # type: ignore[arg-type]
+
+
+def _leaf_references() -> int:
+    def probe() -> int:
+        consumer = Node("probe", (Node("leaf", (), None, False, 0, 0),), None, False)  # type: ignore[arg-type]
+        linear = Linear([consumer])
+        del consumer
+        uses = dict.fromkeys(linear.inputs, 0)
+        for node in linear.order:
+            for x in node.inputs:
+                if x in uses:
+                    uses[x] += 1
+        return next(getrefcount(x) - uses[x] for x in linear.inputs)
+
+    return probe()
+
+
+_LEAF_REFERENCES = _leaf_references()
+
+
+def _build(key: Any, program: Program, request: Any, donate: tuple[int, ...]) -> Executable:
+    """Trace and compile lazily (on the first call): request is `(mode, outputs, ...)` with mode a name in `derive`."""
+    facts: dict[str, Any] = {}
+    mode, outputs, *rest = request
+    chosen = set(donate)
+
+    def call(given: Any, kept: Any, floats: Any, ints: Any, complexes: Any) -> Any:
+        given_at, kept_at, f, i, c = iter(given), iter(kept), 0, 0, 0
+        inputs = []
+        position = 0
+        for a in program.inputs:
+            if a is avals.WEAK_FLOAT:
+                inputs.append(floats[f])
+                f += 1
+            elif a is avals.WEAK_INT or a is avals.WEAK_BOOL:
+                inputs.append(ints[i] if a is avals.WEAK_INT else ints[i] != 0)
+                i += 1
+            elif a is avals.WEAK_COMPLEX:
+                inputs.append(jnp.asarray(complexes[c], np.complex128))
+                c += 1
+            else:
+                inputs.append(next(given_at) if position in chosen else next(kept_at))
+                position += 1
+        if mode == "values":
+            return derive.values(program, outputs, inputs)
+        if mode == "pull":
+            return derive.values_and_pull(program, outputs, rest[0], inputs)
+        return derive.values_with_residuals(program, outputs, *rest, inputs, facts)
+
+    made = Executable(key, jax.jit(call, donate_argnums=(0,)), facts)
+    if config.debug:
+        _announce_first_call(made, program, outputs)
+    return CACHE.put(made)
+
+
+def _announce_first_call(made: Executable, program: Program, outputs: Sequence[int]) -> None:
+    jitted = made.call
+
+    def first(*args: Any) -> Any:
+        started = time.perf_counter()
+        result = jitted(*args)
+        announce(f"{program!r}", started)
+        if config.debug > 1:
+            print(text(program, outputs))
+        made.call = jitted
+        return result
+
+    made.call = first
+
+
+def _translate(error: Exception, linear: Linear) -> Exception:
+    message = str(error)
+    names = [n.kind.name for n in linear.order if not isinstance(n.kind, str)]
+    recorded = ", ".join(names[:6]) + (f", … ({len(names)} operations)" if len(names) > 6 else "")
+    if "RESOURCE_EXHAUSTED" in message or "ut of memory" in message:
+        return OutOfMemoryError(
+            f"tapejax: the device is out of memory in a program of {recorded} → smaller batches, or utils.checkpoint; tensors keep"
+            f" their values. XLA said: {message.splitlines()[0]}"
+        )
+    return CompileError(f"tapejax: XLA could not run a program of {recorded}: {message.splitlines()[0]}")

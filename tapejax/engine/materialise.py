@@ -1,0 +1,187 @@
+"""Give pending nodes their arrays.
+
+A forward that is forced before its backward keeps its residuals in a `Block`, so that the backward computes nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from tapejax import dtypes
+from tapejax.engine.derive import Residuals
+from tapejax.engine.execute import donatable, run
+from tapejax.tape import waiting
+from tapejax.tape.aval import Aval, aval_of
+from tapejax.tape.node import ARGUMENT, NEVER, VAR, Node, leaf
+from tapejax.tape.note import note_of
+from tapejax.tape.program import Linear, in_order, pending
+
+
+class Block:
+    """A region of the tape that ran forward with residuals: its outputs, its inputs, and what pulls back between them."""
+
+    __slots__ = ("outputs", "residuals", "tree", "wanted")
+
+    def __init__(self, outputs: tuple[Node, ...], wanted: tuple[Node, ...], tree: Residuals, residuals: tuple[Node, ...]) -> None:
+        self.outputs = outputs
+        self.wanted = wanted  # grad-requiring nodes at which the region starts
+        self.tree = tree
+        self.residuals = residuals
+
+    def interior(self) -> list[Node]:
+        """The region's nodes, outputs included."""
+        goals = set(self.wanted)
+        seen: dict[Node, bool] = {}
+        stack = list(self.outputs)
+        while stack:
+            n = stack.pop()
+            if n in seen or n in goals:
+                continue
+            seen[n] = True
+            stack += [x for x in n.inputs or () if x.requires_grad]
+        return list(seen)
+
+
+def force(nodes: Sequence[Node], keep_residuals: bool = True) -> None:
+    """Compute every node in `nodes` (and the live values on the way) in one program."""
+    todo = [n for n in nodes if n.value is None]
+    if not todo:
+        return
+    also = waiting.take()
+    try:
+        _force(todo, also, keep_residuals)
+    except BaseException:
+        waiting.WAITING.stale += [waiting.weakref.ref(n) for n in also]
+        raise
+
+
+def _force(todo: list[Node], also: list[Node], keep_residuals: bool) -> None:
+    found = pending(todo)
+    if also:
+        found = _with(found, also)
+    refuse_arguments(found)
+    order = in_order(found)
+    linear = Linear(order)
+    held = outputs_of(linear, todo)
+    tracked = [i for i in held if order[i].requires_grad]
+    region = grad_region([order[i] for i in tracked]) if tracked and keep_residuals else None
+    if region is not None:
+        _force_with_residuals(linear, held, tracked, *region)
+    else:
+        outputs, _ = run(linear, ("values", tuple(held)), donatable(linear, recipes_kept(linear, held)))
+        finish(linear, held, outputs)
+
+
+def outputs_of(linear: Linear, todo: Sequence[Node]) -> list[int]:
+    """The results to return: what was asked for and what is held elsewhere; a variable's value is that of its input."""
+    order, slot = linear.order, linear.slot
+    wanted = set(linear.held())
+    wanted.update(slot[n] for n in todo if n in slot)
+    held = set()
+    for i in wanted:
+        node = order[i]
+        while node.kind is VAR:
+            node = node.inputs[0]
+            i = slot[node]
+        if i >= 0 and node.value is None:
+            held.add(i)
+    return sorted(held)
+
+
+def recipes_kept(linear: Linear, held: Sequence[int], freed: Any = ()) -> set[Node]:
+    """Inputs that nodes surviving this program would need to be computed again: never donate these."""
+    order = linear.order
+    stack = [order[i] for i in held if order[i].requires_grad and order[i] not in freed]
+    seen = set(stack)
+    while stack:
+        for x in stack.pop().inputs or ():
+            if x not in seen and x not in freed:
+                seen.add(x)
+                if x.value is None:
+                    stack.append(x)
+    return seen
+
+
+def _with(found: dict[Node, bool], also: list[Node]) -> dict[Node, bool]:
+    """Add values that wait for a program, except those that depend on a traced function's argument."""
+    for node in also:
+        more = pending([node], dict(found))
+        if not any(n.kind is ARGUMENT for n in more if n not in found):
+            found = more
+    return found
+
+
+def refuse_arguments(found: Any) -> None:
+    for n in found:
+        if n.kind is ARGUMENT:
+            raise n.note.refusal()
+
+
+def grad_region(roots: Sequence[Node]) -> tuple[dict[Node, bool], list[Node]] | None:
+    """Nodes between `roots` and the nearest grad-requiring values, and those values; None where Python must step in."""
+    region: dict[Node, bool] = {}
+    starts: dict[Node, bool] = {}
+    stack = list(roots)
+    for r in roots:
+        region[r] = True
+    while stack:
+        n = stack.pop()
+        if n.note is not None or n.inputs is None:
+            return None
+        for x in n.inputs:
+            if not x.requires_grad or x in region:
+                continue
+            if x.kind is VAR or x.value is not None:
+                starts[x] = True
+            else:
+                region[x] = True
+                stack.append(x)
+    return region, list(starts)
+
+
+def _force_with_residuals(linear: Linear, held: list[int], tracked: list[int], region: dict[Node, bool], starts: list[Node]) -> None:
+    order = linear.order
+    linear = Linear(order, region)  # marks what lets no gradient through
+    wanted = tuple(linear.slot_of(n) for n in starts)
+    roots = tuple(tracked)
+    (outputs, made), executable = run(linear, ("residuals", tuple(held), roots, wanted), ())
+    where, tree = executable.facts["where"], executable.facts["tree"]
+    residuals = tuple(leaf(made[i], _aval(made[i])) if what == "made" else linear.inputs[i] for what, i in where)
+    block = Block(tuple(order[i] for i in roots), tuple(starts), tree, residuals)
+    for i in roots:
+        note_of(order[i]).block = block
+    finish(linear, held, outputs)
+
+
+def _aval(array: Any) -> Aval:
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return Aval(tuple(array.shape), array.dtype, False, None)
+    return aval_of(tuple(array.shape), dtypes.of(array.dtype))
+
+
+def finish(linear: Linear, held: Sequence[int], outputs: Sequence[Any]) -> None:
+    """Write values into nodes; an interrupt in the middle is finished before it is passed on."""
+    try:
+        _fill(linear, held, outputs)
+    except BaseException:
+        _fill(linear, held, outputs)
+        raise
+    waiting.program_ran(linear.order[-1].seq if linear.order else 0)
+
+
+def _fill(linear: Linear, held: Sequence[int], outputs: Sequence[Any]) -> None:
+    order = linear.order
+    for i, value in zip(held, outputs, strict=True):
+        node = order[i]
+        node.value = value
+        node.oldest = NEVER
+        if not node.requires_grad:
+            node.inputs = ()
+    for node in order:
+        if node.kind is VAR and node.value is None and node.inputs[0].value is not None:
+            node.value = node.inputs[0].value
+            node.oldest = NEVER
+            node.inputs = ()

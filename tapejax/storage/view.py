@@ -1,0 +1,209 @@
+"""Views as lenses: reading through them, writing back through them, and torch's refusals.
+
+A `Lens` is a recorded view op without its base: `get` records the read on any base node, `put` the write-back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from tapejax.errors import refuse
+from tapejax.storage.cell import Alias, Storage
+from tapejax.tape import modes
+from tapejax.tape.node import VAR, Node, variable
+from tapejax.tape.op import Array, Op, Param, op
+from tapejax.tape.record import record
+
+
+@op("", differentiable=False, oracle=None)
+def detach_value(input: Array) -> Any:
+    """Return `input` cut off from its history."""
+    return jax.lax.stop_gradient(input)
+
+
+@jax.custom_jvp
+def _keep_history(old: Any, new: Any) -> Any:
+    return new
+
+
+@_keep_history.defjvp
+def _keep_history_jvp(primals: Any, tangents: Any) -> Any:
+    return primals[1], tangents[0]
+
+
+@op("", oracle=None)
+def overlay(old: Array, new: Array) -> Any:
+    """Return the value of `new` with the gradient history of `old`: what an unrecorded write leaves behind."""
+    return _keep_history(old, new.astype(old.dtype))
+
+
+class Lens:
+    """One view op with everything but its base."""
+
+    __slots__ = ("form", "op", "others", "statics")
+
+    def __init__(self, view_op: Op, form: tuple[Any, ...], statics: tuple[Any, ...], others: tuple[Node, ...]) -> None:
+        self.op = view_op
+        self.form = form
+        self.statics = statics
+        self.others = others
+
+    def get(self, base: Node) -> Node:
+        return record(self.op, self.form, self.statics, (base, *self.others))
+
+    def put(self, base: Node, value: Node) -> Node:
+        if self.op is detach_value:
+            return value if base.kind is VAR else record(overlay, (1, 1), (), (base, value))
+        return record(put_op(self.op), (1, *self.form), self.statics, (base, value, *self.others))
+
+
+_put_ops: dict[Op, Op] = {}
+
+
+def put_op(view_op: Op) -> Op:
+    """The write-back of a view op as an op of its own: `(base, value, other operands, statics) -> base`."""
+    found = _put_ops.get(view_op)
+    if found is None:
+        write = view_op.put
+        assert write is not None
+        first, *rest = view_op.params
+        others = [p.name for p in rest if p.role != "static"]
+
+        def put(base: Any, value: Any, **arguments: Any) -> Any:
+            return write(base, value.astype(base.dtype), *(arguments.pop(n) for n in others if n in arguments), **arguments)
+
+        base_and_value = [Param(n, "array", False, first.default, False) for n in ("base", "value")]
+        found = Op(put, "", {"name": f"{view_op.name}_put", "grad_name": "CopySlices", "oracle": None}, [*base_and_value, *rest])
+        _put_ops[view_op] = found
+    return found
+
+
+def alias_of(tensor: Any) -> Alias:
+    """The tensor's alias; its first one makes the storage."""
+    alias = tensor._alias
+    if alias is None:
+        meta = tensor._meta
+        alias = tensor._alias = Alias(Storage(tensor._node, meta if tensor._node.kind is VAR else None))
+    return alias
+
+
+def refresh(tensor: Any) -> Node:
+    """Re-read a tensor whose storage was written through another alias."""
+    alias: Alias = tensor._alias
+    storage = alias.storage
+    node = storage.head
+    if alias.lenses:
+        before = modes.MODE.get()
+        modes.MODE.set(before & ~modes.GRAD if alias.no_grad else before | modes.GRAD)
+        try:
+            for lens in alias.lenses:
+                node = lens.get(node)
+        finally:
+            modes.MODE.set(before)
+        node.home = (storage.counter, storage.counter.version)
+    move_retained(tensor, node)
+    tensor._node = node
+    alias.seen = storage.epoch
+    return node
+
+
+def move_retained(tensor: Any, node: Node) -> None:
+    """`retain_grad` follows the tensor to its latest value."""
+    meta = tensor._meta
+    if meta is not None and meta.retains_grad and node.requires_grad and node.kind is not VAR:
+        meta.retain_at(node)
+
+
+def made_view(base: Any, view: Any, lens: Lens) -> None:
+    """Register `view` (whose node was just recorded from `base`'s) as sharing base's storage."""
+    under = alias_of(base)
+    alias = Alias(under.storage, (*under.lenses, lens))
+    alias.hidden = under.hidden
+    alias.detached = under.detached or lens.op is detach_value
+    alias.no_grad = under.no_grad or not modes.MODE.get() & modes.GRAD
+    view._alias = alias
+    counter = under.storage.counter
+    view._node.home = (counter, counter.version)
+
+
+def mark_multi_view(views: tuple[Any, ...], name: str) -> tuple[Any, ...]:
+    """Mark views made together (`split`, `unbind`): torch refuses to write into them while recording."""
+    for v in views:
+        if v._alias is not None:
+            v._alias.multi = name
+    return views
+
+
+def check_writable(tensor: Any, name: str, operand_requires_grad: bool) -> None:
+    """Raise where torch refuses an in-place write; must run before anything is recorded."""
+    if not modes.MODE.get() & modes.GRAD:
+        return
+    alias: Alias | None = tensor._alias
+    requires_grad = tensor.requires_grad
+    if not (requires_grad or operand_requires_grad):
+        return
+    if alias is not None and alias.lenses and not alias.detached:
+        leaf_base = alias.storage.meta is not None
+        if alias.multi and (requires_grad or operand_requires_grad):
+            raise refuse(
+                RuntimeError,
+                name,
+                f"Output 0 of {alias.multi} is a view and is being modified inplace. This view is the output of a function that returns"
+                " multiple views. Such functions do not allow the output views to be modified inplace. You should replace the inplace"
+                " operation by an out-of-place one (or index the base instead: base[i] = …).",
+            )
+        if alias.no_grad:
+            raise refuse(
+                RuntimeError,
+                name,
+                "A view was created in no_grad mode and is being modified inplace with grad mode enabled. Such a write would not be"
+                " recorded in the base's history → make the view with grad mode enabled, or write under no_grad().",
+            )
+        if requires_grad and leaf_base:
+            raise refuse(
+                RuntimeError,
+                name,
+                "a view of a leaf Variable that requires grad is being used in an in-place operation. → write under no_grad(), or into a"
+                " .clone().",
+            )
+    if requires_grad and tensor._node.kind is VAR:
+        raise refuse(
+            RuntimeError,
+            name,
+            "a leaf Variable that requires grad is being used in an in-place operation. → write under no_grad() (an update), or into a"
+            " .clone() (part of the function).",
+        )
+
+
+def write(tensor: Any, value: Node) -> None:
+    """Make `value` (recorded, of the tensor's shape and dtype) the tensor's value, for it and all that share its storage."""
+    alias = alias_of(tensor)
+    storage = alias.storage
+    head = storage.head
+    lenses = alias.lenses
+    if lenses:
+        bases = [head]
+        for lens in lenses[:-1]:
+            bases.append(lens.get(bases[-1]))
+        for lens, base in zip(reversed(lenses), reversed(bases), strict=True):
+            value = lens.put(base, value)
+    if storage.meta is not None:
+        value = variable(value, storage.meta)
+    elif head.requires_grad and not value.requires_grad:
+        if not modes.MODE.get() & modes.GRAD:
+            value = _overlaid(head, value)
+    storage.rewrite(value, not alias.hidden)
+    if not lenses:
+        move_retained(tensor, value)
+        tensor._node = value
+        alias.seen = storage.epoch
+
+
+def _overlaid(head: Node, value: Node) -> Node:
+    before = modes.switch(modes.GRAD, True)
+    try:
+        return record(overlay, (1, 1), (), (head, value))
+    finally:
+        modes.MODE.set(before)

@@ -1,0 +1,34 @@
+"""The recording mode of the running thread: one small integer, read once per recorded op.
+
+Bit `GRAD` alone is the everyday case; any higher bit sends recording down the careful path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+GRAD = 1  # recorded nodes may require grad
+INFERENCE = 2  # inference_mode: no versions, no views tracked
+ANOMALY = 4  # remember the user's line of every node
+FORWARD = 8  # a forward-mode level is open: tangents are recorded beside values
+ALLOW_MUTATION = 16  # a saved value may be written before backward
+SAVED_HOOKS = 32  # saved_tensors_hooks are active
+
+MODE: ContextVar[int] = ContextVar("tapejax_mode", default=GRAD)
+
+
+def grad_enabled() -> bool:
+    return MODE.get() & GRAD == GRAD
+
+
+def switch(bit: int, on: bool) -> int:
+    """Set or clear `bit`; return the mode before, to be restored with `MODE.set`."""
+    before = MODE.get()
+    MODE.set(before | bit if on else before & ~bit)
+    return before
+
+
+#: Called as `observe(node, mode)` after every node recorded while any bit above GRAD is set.
+OBSERVERS: list[Callable[[Any, int], None]] = []

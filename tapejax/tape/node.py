@@ -1,0 +1,86 @@
+"""Nodes: one recorded application of an op, or a leaf that holds a value.
+
+A node never changes what it means. Three slots fill in or empty over its life, none of which changes that meaning:
+`value` (None while pending), `inputs` (dropped once they are no longer needed: `()` after materialising, None after a
+backward freed the graph) and `note` (what autograd attached).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from tapejax.tape import aval as avals
+from tapejax.tape.aval import Aval
+from tapejax.tape.op import Op
+
+_next_seq = itertools.count(1).__next__
+NEVER = 1 << 62  # `oldest` of a node that does not wait for anything
+
+
+class Kind:
+    """An op applied to inputs of known avals: everything about a node except which nodes feed it. Interned."""
+
+    __slots__ = ("aval", "avals", "casts", "differentiable", "form", "inputs", "name", "op", "operands", "saves", "statics")
+
+    def __init__(
+        self, op: Op, form: tuple[Any, ...], statics: tuple[Any, ...], inputs: tuple[Aval, ...], operands: tuple[str, ...]
+    ) -> None:
+        self.op = op
+        self.name = op.name
+        self.form = form  # per operand parameter: 1, None (absent) or (n,) for a list
+        self.statics = statics
+        self.inputs = inputs
+        self.operands = operands  # the parameter name behind each input
+        self.casts: tuple[Any, ...] = ()
+        self.aval: Any = None  # of the result; for a several-output kind the tuple `avals`
+        self.avals: tuple[Aval, ...] | None = None
+        self.differentiable = False
+        self.saves = op.saves
+
+    def __repr__(self) -> str:
+        return f"<kind {self.name}{self.statics} {self.inputs}>"
+
+
+class Node:
+    """`kind` applied to `inputs`; see the module's docstring for the slots that change."""
+
+    __slots__ = ("__weakref__", "aval", "home", "inputs", "kind", "note", "oldest", "requires_grad", "seq", "value")
+
+    def __init__(self, kind: Any, inputs: Any, aval: Aval, requires_grad: bool, oldest: int = NEVER, value: Any = None) -> None:
+        self.kind = kind
+        self.inputs = inputs
+        self.aval = aval
+        self.requires_grad = requires_grad
+        self.value = value
+        self.seq = seq = _next_seq()
+        self.oldest = oldest if oldest < seq else seq if value is None else NEVER  # the oldest pending node it waits for
+        self.home: Any = None  # (version counter, version) once a storage holds it
+        self.note: Any = None  # autograd's attachments: see autograd/hooks.py
+
+    def __repr__(self) -> str:
+        name = self.kind if isinstance(self.kind, str) else self.kind.name
+        return f"<node {self.seq} {name} {self.aval}{'' if self.value is None else ' ready'}>"
+
+
+#: `kind` of a leaf holding an array, of a Python number, of a traced function's argument, of a grad-requiring leaf.
+LEAF, SCALAR, ARGUMENT, VAR = "leaf", "scalar", "argument", "var"
+
+
+def leaf(value: Any, aval: Aval) -> Node:
+    return Node(LEAF, (), aval, False, NEVER, value)
+
+
+_WEAK = {float: avals.WEAK_FLOAT, int: avals.WEAK_INT, bool: avals.WEAK_BOOL, complex: avals.WEAK_COMPLEX}
+
+
+def scalar(value: Any) -> Node:
+    """A Python number as a leaf: its value is an argument of the program, never a constant in it."""
+    return Node(SCALAR, (), _WEAK[type(value)], False, NEVER, value)
+
+
+def variable(of: Node, meta: Any) -> Node:
+    """The node through which a grad-requiring leaf tensor is read: gradients that arrive here go to `meta`."""
+    made = Node(VAR, () if of.value is not None else (of,), of.aval, True, of.oldest, of.value)
+    made.note = meta
+    return made

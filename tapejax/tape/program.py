@@ -1,0 +1,162 @@
+"""From nodes to a Program: the linear, canonical, hashable form of a piece of the tape.
+
+`linearise` gives the key (a flat tuple) and the leaves in one pass over the nodes; a `Program` object is only built from
+the key when the key is new. Iterative throughout: a tape of 100,000 nodes must not recurse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from sys import getrefcount
+from typing import Any
+
+from tapejax.tape.aval import Aval
+from tapejax.tape.node import ARGUMENT, LEAF, SCALAR, VAR, Kind, Node
+
+_by_seq = attrgetter("seq")
+
+
+class Program:
+    """Instructions over numbered slots: inputs are negative (-1 the first), results count from 0.
+
+    An instruction is `(kind, slots, stop)`; kind is a `Kind` or VAR (the identity), `stop` says that no gradient flows
+    through it. Equal keys mean equal programs.
+    """
+
+    __slots__ = ("_hash", "inputs", "instructions", "key")
+
+    def __init__(self, key: tuple[Any, ...], inputs: tuple[Aval, ...]) -> None:
+        self.key = key
+        self.inputs = inputs  # avals of the input slots, in order
+        self._hash = hash(key)
+        self.instructions: list[tuple[Any, tuple[int, ...], bool]] = []
+        words = iter(key)
+        for word in words:
+            stop = word == STOP
+            kind = next(words) if stop else word
+            arity = 1 if kind is VAR else len(kind.inputs)
+            self.instructions.append((kind, tuple(next(words) for _ in range(arity)), stop))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Program) and self.key == other.key and self.inputs == other.inputs)
+
+    def __repr__(self) -> str:
+        return f"<program of {len(self.instructions)} instructions, {len(self.inputs)} inputs>"
+
+
+STOP = "stop"
+
+
+class Linear:
+    """What one pass over the tape finds: the key, and the nodes behind its slots."""
+
+    __slots__ = ("inputs", "key", "order", "slot", "uses")
+
+    def __init__(self, order: list[Node], region: Any = None) -> None:
+        """Number `order` (sorted); with `region`, nodes outside it are marked as letting no gradient through."""
+        slot: dict[Node, int] = {}
+        words: list[Any] = []
+        inputs: list[Node] = []
+        uses = [0] * len(order)
+        i = 0
+        for node in order:
+            if region is not None and node not in region and node.kind is not VAR:
+                words.append(STOP)
+            words.append(node.kind)
+            for x in node.inputs:
+                s = slot.get(x)
+                if s is None:
+                    inputs.append(x)
+                    slot[x] = s = -len(inputs)
+                elif s >= 0:
+                    uses[s] += 1
+                words.append(s)
+            slot[node] = i
+            i += 1
+        self.order = order
+        self.slot = slot
+        self.inputs = inputs
+        self.uses = uses
+        self.key = tuple(words)
+
+    def slot_of(self, node: Node) -> int:
+        """The slot of a root that may be an input nobody in `order` uses yet."""
+        s = self.slot.get(node)
+        if s is None:
+            self.inputs.append(node)
+            self.slot[node] = s = -len(self.inputs)
+        return s
+
+    def held(self) -> list[int]:
+        """The results that somebody outside still holds: their values must be kept.
+
+        A node is referenced by its consumers here (counted), by this object and its maker (constant), and by whoever
+        else wants it: a tensor, a storage, another part of the tape.
+        """
+        uses = self.uses
+        return [i for i, node in enumerate(self.order) if getrefcount(node) - uses[i] > _OWN_REFERENCES]
+
+    def program(self) -> Program:
+        return Program(self.key, tuple(x.aval for x in self.inputs))
+
+
+def pending(roots: Iterable[Node], seen: dict[Node, bool] | None = None) -> dict[Node, bool]:
+    """All nodes without a value that `roots` wait for (insertion order is arbitrary). Adds to `seen` with False."""
+    found: dict[Node, bool] = {} if seen is None else seen
+    stack = []
+    for r in roots:
+        if r.value is None and r not in found:
+            found[r] = False
+            stack.append(r)
+    while stack:
+        for x in stack.pop().inputs:
+            if x.value is None and x not in found:
+                found[x] = False
+                stack.append(x)
+    return found
+
+
+def in_order(nodes: Iterable[Node]) -> list[Node]:
+    """Sorted as recorded, which is a topological order; function arguments are inputs, not instructions."""
+    return sorted((n for n in nodes if n.kind is not ARGUMENT), key=_by_seq)
+
+
+def _own_references() -> int:
+    """References to a node that `held` sees when nobody outside has one (measured: it depends on the interpreter)."""
+
+    def probe() -> int:
+        from_leaf = Node(LEAF, (), None, False, 0, 0)  # type: ignore[arg-type]
+        seen = {Node(VAR, (from_leaf,), None, False): False}  # type: ignore[arg-type]
+        linear = Linear(in_order(seen))
+        return [getrefcount(node) - linear.uses[i] for i, node in enumerate(linear.order)][0]
+
+    return probe()
+
+
+_OWN_REFERENCES = _own_references()
+
+
+def text(program: Program, outputs: Sequence[int] = ()) -> str:
+    """The program as lines `%3: float32[4,8] = tanh(%2)`; inputs are `%a0, %a1, ...`."""
+
+    def name(s: int) -> str:
+        return f"%{s}" if s >= 0 else f"%a{-s - 1}"
+
+    lines = [f"{name(-i - 1)}: {a}" for i, a in enumerate(program.inputs)]
+    for i, (kind, slots, stop) in enumerate(program.instructions):
+        args = [name(s) for s in slots]
+        if isinstance(kind, Kind):
+            args += [f"{n}={v!r}" for n, v in zip(kind.op.statics, kind.statics, strict=True) if v is not None]
+            lines.append(f"%{i}: {kind.aval} = {kind.name}({', '.join(args)}){'  # no gradient' if stop else ''}")
+        else:
+            lines.append(f"%{i} = variable({', '.join(args)})")
+    if outputs:
+        lines.append("return " + ", ".join(name(s) for s in outputs))
+    return "\n".join(lines)
+
+
+__all__ = ["SCALAR", "STOP", "Linear", "Program", "in_order", "pending", "text"]
