@@ -1,0 +1,75 @@
+"""RMSprop, plain or centred, with or without momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tapejax.optim.optimizer import Group, Optimizer, State, check, check_lr, number, start, write, zeros_like
+from tapejax.optim.updates import rmsprop_update
+from tapejax.tensor import Tensor
+
+
+class RMSprop(Optimizer):
+    """Divide by the root of a running mean of squares: `v = alpha v + (1 - alpha) g^2`, `p -= lr g / (sqrt(v) + eps)`.
+
+    `centered` subtracts the squared running mean from `v`. With `momentum` the quotients are summed as in SGD. As in torch,
+    `eps` stands outside the root.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        momentum: float = 0,
+        centered: bool = False,
+        capturable: bool = False,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        check_lr("RMSprop", lr)
+        check("RMSprop", "Invalid epsilon value", eps, eps >= 0)
+        check("RMSprop", "Invalid momentum value", momentum, momentum >= 0)
+        check("RMSprop", "Invalid weight_decay value", weight_decay, weight_decay >= 0)
+        check("RMSprop", "Invalid alpha value", alpha, alpha >= 0)
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "alpha": alpha,
+                "eps": eps,
+                "centered": centered,
+                "weight_decay": weight_decay,
+                "capturable": capturable,
+                "foreach": foreach,
+                "maximize": maximize,
+                "differentiable": differentiable,
+            },
+        )
+
+    def _begin(self, p: Tensor, state: State, group: Group) -> None:
+        state["step"] = start()
+        state["square_avg"] = zeros_like(p)
+        if group["momentum"] > 0:
+            state["momentum_buffer"] = zeros_like(p)
+        if group["centered"]:
+            state["grad_avg"] = zeros_like(p)
+
+    def _move(self, p: Tensor, grad: Tensor, state: State, group: Group) -> None:
+        options: dict[str, Any] = {"maximize": group["maximize"]}
+        if group["weight_decay"]:
+            options["weight_decay"] = number(group["weight_decay"])
+        if group["momentum"] > 0:
+            options["momentum"] = number(group["momentum"])
+        kept = (
+            state["square_avg"],
+            state["momentum_buffer"] if group["momentum"] > 0 else None,
+            state["grad_avg"] if group["centered"] else None,
+        )
+        numbers = map(number, (group["lr"], group["alpha"], group["eps"]))
+        write((p, *kept), rmsprop_update(p, grad, *kept, state["step"], *numbers, **options))
