@@ -91,20 +91,10 @@ class Adam(Optimizer):
         options: dict[str, Any] = {"maximize": group["maximize"], "decoupled": group["decoupled_weight_decay"]}
         if group["weight_decay"]:
             options["weight_decay"] = number(group["weight_decay"])
-        kept = [state["exp_avg"], state["exp_avg_sq"], state["max_exp_avg_sq"] if group["amsgrad"] else None]
-        beta1, beta2 = group["betas"]
-        new = adam_update(
-            p,
-            grad,
-            *kept,
-            state["step"],
-            number(group["lr"]),
-            number(beta1),
-            number(beta2),
-            number(group["eps"]),
-            **options,
-        )
-        write((p, *kept), new)
+        kept = [state["exp_avg"], state["exp_avg_sq"]]
+        top = state["max_exp_avg_sq"] if group["amsgrad"] else None
+        numbers = map(number, (group["lr"], *group["betas"], group["eps"]))
+        write((p, *kept, top), adam_update(p, grad, *kept, state["step"], *numbers, top, **options))
 
 
 class AdamW(Adam):

@@ -72,7 +72,10 @@ class LBFGS(Optimizer):
         )
         if len(self.param_groups) != 1:
             raise refuse(ValueError, "LBFGS", "LBFGS doesn't support per-parameter options (parameter groups)")
-        self._params: list[Tensor] = self.param_groups[0]["params"]
+
+    @property
+    def _params(self) -> list[Tensor]:
+        return self.param_groups[0]["params"]  # type: ignore[no-any-return]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Iterate; return the loss at the start of the step."""

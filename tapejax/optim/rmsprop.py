@@ -66,10 +66,9 @@ class RMSprop(Optimizer):
             options["weight_decay"] = number(group["weight_decay"])
         if group["momentum"] > 0:
             options["momentum"] = number(group["momentum"])
-        kept = (
-            state["square_avg"],
-            state["momentum_buffer"] if group["momentum"] > 0 else None,
-            state["grad_avg"] if group["centered"] else None,
-        )
+        v = state["square_avg"]
+        buffer = state["momentum_buffer"] if group["momentum"] > 0 else None
+        mean = state["grad_avg"] if group["centered"] else None
         numbers = map(number, (group["lr"], group["alpha"], group["eps"]))
-        write((p, *kept), rmsprop_update(p, grad, *kept, state["step"], *numbers, **options))
+        new = rmsprop_update(p, grad, v, state["step"], *numbers, buffer, mean, **options)
+        write((p, v, buffer, mean), new)

@@ -73,7 +73,7 @@ class SGD(Optimizer):
         if group["weight_decay"]:
             options["weight_decay"] = number(group["weight_decay"])
         if not group["momentum"]:
-            write((p,), sgd_update(p, grad, None, number(group["lr"]), **options))
+            write((p,), sgd_update(p, grad, number(group["lr"]), **options))
             return
         buffer = state.get("momentum_buffer")
         damping = 1.0 - group["dampening"]
@@ -81,4 +81,4 @@ class SGD(Optimizer):
             buffer = state["momentum_buffer"] = zeros_like(p)
             damping = 1.0
         options["momentum"] = number(group["momentum"])
-        write((p, buffer), sgd_update(p, grad, buffer, number(group["lr"]), damping=damping, **options))
+        write((p, buffer), sgd_update(p, grad, number(group["lr"]), buffer, damping=damping, **options))

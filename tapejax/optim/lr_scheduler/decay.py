@@ -90,7 +90,7 @@ class MultiStepLR(LRScheduler):
 
     def get_lr(self) -> list[Any]:
         self._warn_outside()
-        times = self.milestones[self.last_epoch] if self.last_epoch in self.milestones else 0
+        times = self.milestones.get(self.last_epoch, 0)
         return [r * self.gamma**times for r in self._now()] if times else self._now()
 
     def _get_closed_form_lr(self) -> list[Any]:
