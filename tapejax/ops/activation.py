@@ -15,6 +15,7 @@ import numpy as np
 
 from tapejax import dtypes
 from tapejax.errors import refuse
+from tapejax.ops.elementwise import abs, add, div, sub, tanh
 from tapejax.ops.operands import need_floating, refuse_complex
 from tapejax.ops.samples import Make
 from tapejax.tape.op import Array, ErrorSample, Scalar, Seed, composite, error_sample, op, sample
@@ -151,11 +152,10 @@ def softplus(input: Array, beta: Scalar = 1, threshold: Scalar = 20) -> Array:
     return jnp.where(linear, input, jnp.log1p(jnp.exp(jnp.where(linear, jnp.zeros_like(input), scaled))) / _as(beta, input))
 
 
-@op("nn.functional", promote="float", saves="input", grad_name="Div", oracle="nn.functional.softsign")
-def softsign(input: Array) -> Array:
+@composite("nn.functional")
+def softsign(input: Any) -> Any:
     """Return input / (1 + |input|); the gradient at 0 is 1."""
-    refuse_complex("softsign", input)
-    return input / (1 + input * jnp.sign(input))
+    return div(input, add(abs(input), 1))
 
 
 @op(_FUNCTIONAL, saves="input", oracle="nn.functional.hardsigmoid")
@@ -191,10 +191,10 @@ def softshrink(input: Array, lambd: Scalar = 0.5) -> Array:
     return jnp.where(small, jnp.zeros_like(input), jnp.where(input > 0, input - bound, input + bound))
 
 
-@op("nn.functional", promote="float", saves="input", grad_name="Sub", oracle="nn.functional.tanhshrink")
-def tanhshrink(input: Array) -> Array:
+@composite("nn.functional")
+def tanhshrink(input: Any) -> Any:
     """Return input - tanh(input)."""
-    return input - jnp.tanh(input)
+    return sub(input, tanh(input))
 
 
 @op("nn.functional", saves="input", grad_name="LogSigmoid", oracle="nn.functional.logsigmoid")
@@ -220,8 +220,8 @@ def _not_integers(make: Make) -> Iterator[ErrorSample]:
     yield error_sample(RuntimeError, "not implemented for 'Long'", make.ints(3))
 
 
-for _op in (hardtanh, relu6, leaky_relu, elu, celu, selu, gelu, silu, mish, softplus, softsign, hardsigmoid, hardswish,
-            hardshrink, softshrink, tanhshrink, logsigmoid):  # fmt: skip
+for _op in (hardtanh, relu6, leaky_relu, elu, celu, selu, gelu, silu, mish, softplus, hardsigmoid, hardswish,
+            hardshrink, softshrink, logsigmoid):  # fmt: skip
     _op.samples(_curves)
 for _op in (leaky_relu, elu, celu, selu, silu, mish, softplus, hardsigmoid, hardswish, hardshrink, softshrink, logsigmoid):
     _op.error_samples(_not_integers)

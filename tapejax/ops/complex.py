@@ -201,7 +201,7 @@ def _pair(x: jax.Array, y: jax.Array) -> jax.Array:
     return lax.complex(*jnp.broadcast_arrays(x, y))
 
 
-@op("torch")
+@op("torch", saves="real imag")
 def complex(real: Array, imag: Array) -> Array:
     """Make a complex tensor of its parts, two tensors of one floating type that broadcast."""
     _check_parts("complex", real, imag)

@@ -125,7 +125,7 @@ def log10(input: Array) -> Array:
     return jnp.log10(input)
 
 
-@op(_EVERYWHERE + " special", promote="float", saves="input")
+@op(_EVERYWHERE + " special", promote="float", saves="input", grad_name="Log1P")
 def log1p(input: Array) -> Array:
     """Return log(1 + input), accurate near 0; -inf at -1."""
     return jnp.log1p(input)
