@@ -54,6 +54,18 @@ def imag(input: Array) -> Array:
     return jnp.imag(input)
 
 
+@composite("Tensor.property", name="real")
+def real_property(input: Any) -> Any:
+    """The real part, as a view; of a real tensor the tensor itself."""
+    return real(input) if input.dtype.is_complex else input
+
+
+@composite("Tensor.property", name="imag")
+def imag_property(input: Any) -> Any:
+    """The imaginary part, as a view. Raises RuntimeError for real tensors, which have none."""
+    return imag(input)
+
+
 def _put_view_as_real(base: jax.Array, value: jax.Array) -> jax.Array:
     return lax.complex(value[..., 0], value[..., 1])
 
