@@ -156,10 +156,10 @@ def float_power(input: Any, exponent: Any) -> Any:
     """
 
     def complex_valued(x: Any) -> bool:
-        return x.dtype.is_complex if hasattr(x, "dtype") else isinstance(x, complex)
+        return isinstance(x, complex) or (not isinstance(x, int | float) and x.dtype.is_complex)
 
     wide = dtypes.complex128 if complex_valued(input) or complex_valued(exponent) else dtypes.float64
-    operands = [x.to(wide) if hasattr(x, "to") else x for x in (input, exponent)]
+    operands = [x if isinstance(x, int | float | complex) else x.to(wide) for x in (input, exponent)]
     return pow(*operands)
 
 

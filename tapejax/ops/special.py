@@ -152,7 +152,7 @@ def polygamma(n: int, input: Any) -> Any:
 
     >>> import tapejax as tj
     >>> tj.polygamma(1, tj.tensor([1.0])).tolist()
-    [1.6449340581893921]
+    [1.644934058189392]
     """
     return polygamma_op(input, n)
 
@@ -422,7 +422,7 @@ def zeta(input: Array, other: Array) -> Array:
 
     >>> import tapejax as tj
     >>> tj.special.zeta(tj.tensor([2.0]), 1).tolist()
-    [1.6449340581893921]
+    [1.644934058189392]
     """
     refuse_complex("zeta", input)
     check_broadcast("zeta", input, other)

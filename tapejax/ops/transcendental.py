@@ -284,7 +284,7 @@ def logaddexp(input: Array, other: Array) -> Array:
 
     >>> import tapejax as tj
     >>> tj.logaddexp(tj.tensor([1000.0]), tj.tensor([1000.0])).tolist()
-    [1000.693115234375]
+    [1000.6931762695312]
     """
     check_broadcast("logaddexp", input, other)
     return jnp.logaddexp(input, other)
