@@ -146,7 +146,7 @@ class Functions:
 
     @staticmethod
     def save(functions: list[Any]) -> list[Any]:
-        return [None if isinstance(f, types.FunctionType) else dict(f.__dict__) for f in functions]
+        return [None if f is None or isinstance(f, types.FunctionType) else dict(f.__dict__) for f in functions]
 
     @staticmethod
     def load(functions: list[Any], saved: list[Any]) -> None:

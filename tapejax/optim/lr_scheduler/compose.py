@@ -99,6 +99,18 @@ class ChainedScheduler(LRScheduler):
             s.step()
         self._last_lr = self._now()
 
+    def _initial_step(self) -> None:
+        for s in self._schedulers:
+            s._initial_step()
+        self._last_lr = self._now()
+
+    def _go(
+        self, epoch: int | None = None
+    ) -> None:  # where torch gives up: the chain starts at a milestone of another schedule
+        for s in self._schedulers:
+            s._go(epoch)
+        self._last_lr = self._now()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state, that of the schedules included."""
         return super().state_dict() | {"_schedulers": [s.state_dict() for s in self._schedulers]}

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import math
-import types
 from collections.abc import Callable
 from typing import Any
 
 from tapejax.errors import refuse
-from tapejax.optim.lr_scheduler.base import LRScheduler, one_per_group
+from tapejax.optim.lr_scheduler.base import Functions, LRScheduler, one_per_group
 from tapejax.optim.optimizer import Group, Optimizer
 
 
-def _momentum_key(who: str, optimizer: Optimizer) -> str:
-    """Where this optimizer keeps its momentum: "momentum", or the first of "betas"."""
-    for key in ("betas", "momentum"):
-        if key in optimizer.defaults:
-            return key
-    raise refuse(
-        ValueError, who, "optimizer must support momentum or beta1 with `cycle_momentum` option enabled → pass False"
-    )
+def _uses_beta1(who: str, optimizer: Optimizer) -> bool:
+    """Tell where this optimizer keeps its momentum: as the first of "betas", or as "momentum"."""
+    if "betas" in optimizer.defaults or "momentum" in optimizer.defaults:
+        return "betas" in optimizer.defaults
+    phrase = "optimizer must support momentum or beta1 with `cycle_momentum` option enabled"
+    raise refuse(ValueError, who, f"{phrase}, {type(optimizer).__name__} does not → pass cycle_momentum=False")
 
 
-def _set_momentum(group: Group, key: str, momentum: float) -> None:
-    group[key] = (momentum, *group["betas"][1:]) if key == "betas" else momentum
+def _set_momentum(group: Group, use_beta1: bool, momentum: float) -> None:
+    if use_beta1:
+        group["betas"] = (momentum, *group["betas"][1:])
+    else:
+        group["momentum"] = momentum
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
@@ -117,14 +117,14 @@ class CyclicLR(LRScheduler):
         self.scale_mode = scale_mode if scale_fn is not None else "iterations" if mode == "exp_range" else "cycle"
         self.cycle_momentum = cycle_momentum
         if cycle_momentum:
-            self._key = _momentum_key(who, optimizer)
+            self.use_beta1 = _uses_beta1(who, optimizer)
             self.base_momentums = one_per_group(who, "base_momentum", base_momentum, optimizer)
             self.max_momentums = one_per_group(who, "max_momentum", max_momentum, optimizer)
             if last_epoch == -1:
                 for low, high, group in zip(
                     self.base_momentums, self.max_momentums, optimizer.param_groups, strict=True
                 ):
-                    _set_momentum(group, self._key, high)
+                    _set_momentum(group, self.use_beta1, high)
                     group["max_momentum"], group["base_momentum"] = high, low
         super().__init__(optimizer, last_epoch)
         self.base_lrs = lows
@@ -147,24 +147,20 @@ class CyclicLR(LRScheduler):
             for low, high, group in zip(
                 self.base_momentums, self.max_momentums, self.optimizer.param_groups, strict=True
             ):
-                _set_momentum(group, self._key, high - (high - low) * along * height)
+                _set_momentum(group, self.use_beta1, high - (high - low) * along * height)
         return [low + (high - low) * along * height for low, high in zip(self.base_lrs, self.max_lrs, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; a plain function given as `scale_fn` is left out."""
         state = super().state_dict()
-        custom = state.pop("_scale_fn_custom")
-        if custom is not None and not isinstance(custom, types.FunctionType):
-            state["_scale_fn_custom"] = dict(custom.__dict__)
+        (state["_scale_fn_custom"],) = Functions.save([self._scale_fn_custom])
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a saved state; `scale_fn` stays the one given here."""
         rest = dict(state_dict)
-        attributes = rest.pop("_scale_fn_custom", None)
+        Functions.load([self._scale_fn_custom], [rest.pop("_scale_fn_custom", None)])
         super().load_state_dict(rest)
-        if attributes is not None and self._scale_fn_custom is not None:
-            self._scale_fn_custom.__dict__.update(attributes)
 
 
 class OneCycleLR(LRScheduler):
@@ -233,13 +229,12 @@ class OneCycleLR(LRScheduler):
         self.cycle_momentum = cycle_momentum
         self.use_beta1 = False
         if cycle_momentum:
-            key = _momentum_key(who, optimizer)
-            self.use_beta1 = key == "betas"
+            self.use_beta1 = _uses_beta1(who, optimizer)
             if last_epoch == -1:
                 lows = one_per_group(who, "base_momentum", base_momentum, optimizer)
                 highs = one_per_group(who, "max_momentum", max_momentum, optimizer)
                 for low, high, group in zip(lows, highs, optimizer.param_groups, strict=True):
-                    _set_momentum(group, key, high)
+                    _set_momentum(group, self.use_beta1, high)
                     group["max_momentum"], group["base_momentum"] = high, low
         super().__init__(optimizer, last_epoch)
 
@@ -266,6 +261,6 @@ class OneCycleLR(LRScheduler):
         if self.cycle_momentum:
             for group in self.optimizer.param_groups:
                 momentum = self._between(group[phase["start_momentum"]], group[phase["end_momentum"]], share)
-                _set_momentum(group, "betas" if self.use_beta1 else "momentum", momentum)
+                _set_momentum(group, self.use_beta1, momentum)
         groups = self.optimizer.param_groups
         return [self._between(g[phase["start_lr"]], g[phase["end_lr"]], share) for g in groups]
