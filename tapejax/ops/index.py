@@ -66,7 +66,7 @@ def _item(part: Any) -> Any:
     if hasattr(part, "__array__"):
         return _item(np.asarray(part))
     raise refuse(
-        TypeError,
+        TypeError if isinstance(part, str) else IndexError,
         "getitem",
         "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "
         f"(got {type(part).__name__})",
@@ -95,7 +95,7 @@ class _Plan:
     """An index taken apart: `spec` and `starts` of its basic part, then arrays at axes of what that gives."""
 
     def __init__(self, shape: tuple[int, ...], index: Any) -> None:
-        parts = [_item(p) for p in index] if isinstance(index, tuple) else [_item(index)]
+        parts = [_item(p) for p in index] if isinstance(index, tuple) or _means_tuple(index) else [_item(index)]
         used = sum(_consumes(p) for p in parts)
         if used > len(shape):
             if not shape:
@@ -170,6 +170,13 @@ class _Plan:
     @property
     def trivial(self) -> bool:
         return all(entry is _ALL for entry in self.spec)
+
+
+def _means_tuple(index: Any) -> bool:
+    """Return whether torch reads a list as a tuple of indices: a short one that holds more than numbers."""
+    if not isinstance(index, list) or len(index) >= 32:
+        return False
+    return any(p is None or p is Ellipsis or isinstance(p, (slice, list, tuple, range, Tensor, np.ndarray)) for p in index)
 
 
 def _consumes(part: Any) -> int:
