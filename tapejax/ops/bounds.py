@@ -155,8 +155,8 @@ for _op in (fmax, fmin):
 
 
 @op(_EVERYWHERE, saves="input")
-def nan_to_num(input: Array, nan: Scalar = 0.0, posinf: Scalar = None, neginf: Scalar = None) -> Array:
-    """Replace NaN by `nan`, inf by `posinf` and -inf by `neginf` (None: the type's largest and smallest value).
+def nan_to_num(input: Array, nan: Scalar = None, posinf: Scalar = None, neginf: Scalar = None) -> Array:
+    """Replace NaN by `nan` (None: 0), inf by `posinf` and -inf by `neginf` (None: the type's largest and smallest value).
 
     The gradient is 0 where something was replaced, else 1. Integers are returned as they are; of complex numbers
     both parts are treated.
