@@ -1,0 +1,65 @@
+"""Tensors that a Module keeps: parameters, which are trained, and buffers, which are only stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from tapejax.errors import refuse
+from tapejax.tensor import Tensor, from_array
+
+
+def _adopt(made: Tensor, data: Any) -> None:
+    """Name the value of `data`, cut off from its history."""
+    if data is None:
+        Tensor.__init__(made, 0)
+        return
+    if not isinstance(data, Tensor):
+        raise refuse(TypeError, type(made).__name__, f"data must be a Tensor, not {type(data).__name__} → tapejax.tensor(data)")
+    node = data.node
+    made._node = data.detach().node if node.requires_grad else node
+
+
+class Parameter(Tensor):
+    """A tensor that its Module trains: assigned as an attribute it appears in `parameters()`.
+
+    `data` gives the initial value; gradients are recorded unless `requires_grad=False` (required for integer data).
+
+    >>> import tapejax as tj
+    >>> tj.nn.Parameter(tj.zeros(1)).requires_grad
+    True
+    """
+
+    def __init__(self, data: Any = None, requires_grad: bool = True) -> None:
+        _adopt(self, data)
+        if requires_grad:
+            self.requires_grad_()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return "Parameter containing:\n" + Tensor.__repr__(self, tensor_contents=tensor_contents)
+
+
+class Buffer(Tensor):
+    """A tensor that its Module stores but does not train; with `persistent` it is part of the `state_dict`."""
+
+    def __init__(self, data: Any = None, *, persistent: bool = True) -> None:
+        _adopt(self, data)
+        self.persistent = persistent
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return "Buffer containing:\n" + Tensor.__repr__(self, tensor_contents=tensor_contents)
+
+
+def _flatten(t: Tensor) -> Any:
+    return (t.array(),), None
+
+
+def _unflatten(_: None, children: Any) -> Any:
+    (value,) = children
+    # JAX unflattens with arbitrary objects while it inspects trees
+    return from_array(value) if isinstance(value, jax.Array) else value
+
+
+for _kind in (Parameter, Buffer):
+    jax.tree_util.register_pytree_node(_kind, _flatten, _unflatten)
