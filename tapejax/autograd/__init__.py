@@ -4,7 +4,9 @@ May import tape/, engine/, storage/, tensor and dispatch. Invariants: gradients 
 gradient is written before every hook has run; what raises leaves `.grad` and graphs as they were.
 """
 
+from tapejax.autograd import graph
+from tapejax.autograd.function import Function
 from tapejax.autograd.entry import backward, grad
 from tapejax.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 
-__all__ = ["backward", "enable_grad", "grad", "is_grad_enabled", "no_grad", "set_grad_enabled"]
+__all__ = ["Function", "backward", "enable_grad", "grad", "graph", "is_grad_enabled", "no_grad", "set_grad_enabled"]

@@ -55,7 +55,8 @@ def _one_program(roots: Sequence[Node], seeds: Sequence[Node | None], targets: A
             stack.append(r)
     while stack:
         n = stack.pop()
-        if n.note is not None:
+        note = n.note
+        if note is not None and (note.block or note.retained_by or note.cut or note.hooks or note.pre_hooks or note.post_hooks):
             return None
         inputs = n.inputs
         if inputs is None:

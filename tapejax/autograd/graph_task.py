@@ -8,12 +8,15 @@ with `create_graph` nothing needs to be.
 
 from __future__ import annotations
 
+import itertools
+import threading
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from tapejax.dispatch import CAST
 from tapejax.engine import derive
 from tapejax.engine.materialise import force
 from tapejax.errors import refuse
@@ -69,13 +72,14 @@ def zeros_seed(input: Array, batch: int | None) -> Any:
 
 def free(node: Node) -> None:
     """Forget what the node's backward would need; a node that saved nothing can be walked again."""
-    if node.kind is not VAR and node.kind.saves and node.inputs is not None:
-        if node.value is None and node.inputs == ():
-            return
+    if node.kind is not VAR and node.kind.saves:
         node.inputs = None
-    if node.note is not None:
-        node.note.block = None
-        node.note.saved = None
+    note = node.note
+    if note is not None and node.kind is not VAR:
+        note.block = None
+        note.saved = None
+        if note.cut is not None:
+            note.cut.release()
 
 
 def freed_error(node: Node) -> Exception:
@@ -179,7 +183,23 @@ def add(left: Node | None, right: Node) -> Node:
 
 def _has_python(node: Node) -> bool:
     note = node.note
-    return note is not None and (note.hooks is not None or note.pre_hooks is not None or note.post_hooks is not None or note.cut is not None)
+    return node.kind is not VAR and note is not None and bool(note.hooks or note.pre_hooks or note.post_hooks or note.cut)
+
+
+_next_number = itertools.count(1).__next__
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.tasks: list[GraphTask] = []
+
+
+_running = _Running()
+
+
+def running() -> GraphTask:
+    """The innermost careful backward of this thread."""
+    return _running.tasks[-1]
 
 
 class GraphTask:
@@ -206,6 +226,7 @@ class GraphTask:
         self.level: dict[Node, int] = {}
         self.executed: list[Node] = []
         self.given = seeds
+        self.number = _next_number()
         self.wanted_nodes = {t.key for t in targets if isinstance(t.key, Node)} if targets is not None else set()
         self.wanted_metas = {t.key for t in targets if isinstance(t.key, Meta)} if targets is not None else None
         self.sink_of = {t.key: t.sink for t in targets} if targets is not None else {}
@@ -214,6 +235,7 @@ class GraphTask:
         # a kept graph keeps its residuals, as torch keeps saved tensors: the forward runs once
         before = modes.MODE.get()
         modes.MODE.set(before | modes.GRAD if self.create else before & ~modes.GRAD)
+        _running.tasks.append(self)
         try:
             if self.retain and not self.create:
                 force([r for r in self.roots if r.kind is not VAR])
@@ -222,6 +244,7 @@ class GraphTask:
             self._sweep()
             self._leaves()
         finally:
+            _running.tasks.pop()
             modes.MODE.set(before)
         results = [] if self.targets is None else [self.captured.get(t.key) for t in self.targets]
         if not self.create:
@@ -232,6 +255,10 @@ class GraphTask:
             for n in self.executed:
                 free(n)
         return [None if g is None else wrap(g) for g in results]
+
+    def reaches(self, node: Node) -> bool:
+        """Whether this backward brings a gradient to `node`."""
+        return node in self.taking_part
 
     def _seed(self) -> None:
         self._deposited: list[Node] = []
@@ -251,9 +278,8 @@ class GraphTask:
             n = stack.pop()
             if n.kind is VAR:
                 continue
-            if n.inputs is None and (n.note is None or n.note.cut is None or n.note.cut.freed) and n not in self.wanted_nodes:
-                reached[n] = ()
-                continue  # raises when (and only if) it must run
+            if n.inputs is None:
+                continue  # freed: raises when (and only if) it must run
             below = self._below(n)
             reached[n] = below
             for x in below:
@@ -281,13 +307,12 @@ class GraphTask:
                 if x in level:
                     own = max(own, level[x] + (1 if alone or self._alone(x) or _has_python(x) or x.kind is VAR else 0))
             level[n] = own
-        for n in order:  # outputs of one block run together
-            block = self._block(n)
-            if block is not None:
-                together = max(level[o] for o in block.outputs if o in level)
-                for o in block.outputs:
-                    if o in level:
-                        level[o] = together
+        for n in order:  # the outputs of one block, or of one Function, run together
+            for group in self._groups(n):
+                members = [o for o in group if o in level]
+                together = max(level[o] for o in members)
+                for o in members:
+                    level[o] = together
         self.order = order
 
     def _below(self, n: Node) -> list[Node]:
@@ -296,19 +321,30 @@ class GraphTask:
             return list(block.wanted)
         return [x for x in edges(n) if x is not None and x.requires_grad]
 
+    def _groups(self, n: Node) -> list[Sequence[Node]]:
+        if n.kind is VAR or n.note is None:
+            return []
+        if n.note.cut is not None:
+            return [n.note.cut.outputs()]
+        block = self._block(n)
+        return [] if block is None else [block.outputs]
+
     def _alone(self, n: Node) -> bool:
-        return n.note is not None and n.kind is not VAR and (n.note.cut is not None or self._block(n) is not None)
+        """Whether `n` is a piece of its own: a Function, a region with residuals, a node that a post hook watches."""
+        note = n.note
+        return note is not None and n.kind is not VAR and bool(note.cut or note.post_hooks or self._block(n))
 
     def _block(self, n: Node) -> Any:
         """The residuals that can stand for `n`'s region: not when a gradient inside it is asked for, or must be differentiable."""
         if n.kind is VAR or n.note is None or n.note.block is None or self.create:
             return None
         block = n.note.block
-        if len(block.outputs) > 1:
-            for o in block.outputs:
-                if o in self.wanted_nodes or _has_python(o) or o.note.retained_by is not None:
-                    return None
-        return block
+        for o in block.nodes:
+            if o.note is None or (o is n and len(block.outputs) == 1):
+                continue
+            if o in self.wanted_nodes or _has_python(o) or o.note.retained_by is not None:
+                return None
+        return None if n.note.post_hooks else block
 
     # -- sweep: from the highest level down ---------------------------------------------------------------------
 
@@ -323,21 +359,22 @@ class GraphTask:
                 if n in self.gradient:
                     self._arrived(n)
             plain = []
-            blocks: dict[int, Any] = {}
-            for n in nodes:
+            done: list[Any] = []
+            for n in reversed(nodes):
                 note = n.note
-                if note is not None and note.cut is not None:
-                    continue
                 block = self._block(n)
-                if block is not None:
-                    blocks[id(block)] = block
+                if note is not None and note.cut is not None:
+                    if n in self.gradient and not any(note.cut is d for d in done):
+                        done.append(note.cut)
+                        self._function(n)
+                elif block is not None:
+                    if not any(block is d for d in done):
+                        done.append(block)
+                        self._residuals(block)
+                elif note is not None and note.post_hooks:
+                    self._piece([n])
                 else:
                     plain.append(n)
-            for n in reversed(nodes):
-                if n.note is not None and n.note.cut is not None and n in self.gradient:
-                    self._function(n)
-            for block in blocks.values():
-                self._residuals(block)
             if plain:
                 self._piece(plain)
 
@@ -347,13 +384,13 @@ class GraphTask:
         if note is None or not (_has_python(n)):
             return
         g = self.gradient[n]
-        if note.hooks is not None:
+        if note.hooks:
             g = self._call_hooks(note.hooks, g)
         if note.retained_by is not None:
             self._retain(note.retained_by, g)
         if n in self.wanted_nodes:
             self.captured[n] = g
-        if note.pre_hooks is not None and self._passes(n):
+        if note.pre_hooks and self._passes(n):
             g = self._call_prehooks(note.pre_hooks, g)
         self.gradient[n] = g
 
@@ -381,7 +418,7 @@ class GraphTask:
     def _call_post_hooks(self, n: Node, inputs: Sequence[Node | None], g: Node | None) -> list[Node | None]:
         found = list(inputs)
         note = n.note
-        if note is None or note.post_hooks is None:
+        if note is None or not note.post_hooks:
             return found
         for hook in list(note.post_hooks.values()):
             result = hook(tuple(None if x is None else wrap(x) for x in found), (None if g is None else wrap(g),))
@@ -427,7 +464,6 @@ class GraphTask:
         inner = [n for n in part if n in self.wanted_nodes or (n.note is not None and n.note.retained_by is not None)]
         inner = [n for n in inner if not _has_python(n)]
         wanted = [*boundary, *inner]
-        splits = [n for n in nodes if n in part and n.note is not None and n.note.post_hooks is not None]
         if wanted:
             runs = [n for n in part if n not in stop_at]
             results = self._pull(in_order(part), [r for r in roots if r in part], wanted)
@@ -438,8 +474,8 @@ class GraphTask:
                     if x.note is not None and x.note.retained_by is not None:
                         self._retain(x.note.retained_by, g)
             boundary_gradients: list[Node | None] = list(results[: len(boundary)])
-            if len(splits) == 1 and len(runs) == 1:
-                boundary_gradients = self._call_post_hooks(splits[0], boundary_gradients, self.gradient.get(splits[0]))
+            if len(nodes) == 1:
+                boundary_gradients = self._call_post_hooks(nodes[0], boundary_gradients, self.gradient.get(nodes[0]))
             for x, g2 in zip(boundary, boundary_gradients, strict=True):
                 if g2 is not None:
                     self.gradient[x] = add(self.gradient.get(x), g2)
@@ -494,10 +530,10 @@ class GraphTask:
                 self.captured[o] = self.gradient[o]
             if o.note.retained_by is not None and not _has_python(o):
                 self._retain(o.note.retained_by, self.gradient[o])
-        self.executed += block.interior()
+        self.executed += block.nodes
 
     def _check_region(self, output: Node, block: Any) -> None:
-        for n in block.interior():
+        for n in block.nodes:
             if n.inputs is None:
                 raise freed_error(n)
             saved_check(n)
@@ -506,11 +542,9 @@ class GraphTask:
         """A backward written in Python."""
         cut = n.note.cut
         below = [x for x in cut.edges if x is not None and x in self.taking_part]
-        if self.targets is not None and n in self.wanted_nodes and not below:
+        if not below:
             return
-        if not cut.ready(n, self.gradient):
-            return  # another output of the same Function still waits
-        results = cut.run(self.gradient, self)
+        results = cut.run(self.gradient, self.batch)
         results = self._call_post_hooks(n, results, self.gradient[n])
         for x, g in zip(cut.edges, results, strict=True):
             if x is not None and g is not None and x in self.taking_part:
@@ -526,7 +560,7 @@ class GraphTask:
         for meta, g in by_meta.items():
             if self.wanted_metas is not None and meta not in self.wanted_metas:
                 continue
-            if meta.hooks is not None:
+            if meta.hooks:
                 g = self._call_hooks(meta.hooks, g)
             self.captured[meta] = g
             if self.accumulate:
@@ -538,10 +572,10 @@ class GraphTask:
 
     def _accumulate(self, meta: Meta, g: Node) -> None:
         """AccumulateGrad: prehooks, add into `.grad`, post-accumulate hooks, post hooks."""
-        if meta.pre_hooks is not None:
+        if meta.pre_hooks:
             g = self._call_prehooks(meta.pre_hooks, g)
         self._store(meta, g)
-        if meta.post_accumulate_hooks is not None or meta.post_hooks is not None:
+        if meta.post_accumulate_hooks or meta.post_hooks:
             tensor = meta.tensor() if meta.tensor is not None else None
             for hook in list((meta.post_accumulate_hooks or {}).values()):
                 hook(tensor)
@@ -573,6 +607,52 @@ def _reaching(outputs: Sequence[Node], block: Any) -> set[Node]:
         if n not in goals:
             stack += [x for x in n.inputs or () if x.requires_grad]
     return seen & goals
+
+
+def zeros_like_aval(aval: Aval) -> Node:
+    """A pending tensor of zeros."""
+    key = ("zeros", aval)
+    kind = ZEROS.kinds.get(key)
+    if kind is None:
+        kind = Kind(ZEROS, (), (aval,), (), ())
+        kind.aval = aval
+        ZEROS.kinds[key] = kind
+    return record_kind(kind, ())
+
+
+def _zeros_body(aval: Aval) -> Any:
+    return jnp.zeros(aval.shape, aval.dtype.np)
+
+
+ZEROS = Op(_zeros_body, "", {"name": "zeros_of", "oracle": None, "differentiable": False})
+
+
+def checked_gradient(name: str, i: int, g: Node, expected: Aval) -> Node:
+    """A gradient returned by user code, made to fit the input it belongs to (broadcast axes are summed)."""
+    if g.aval is expected:
+        return g
+    if g.aval.shape != expected.shape:
+        padded = (1,) * (g.aval.ndim - expected.ndim) + expected.shape
+        if g.aval.ndim < expected.ndim or any(p not in (1, s) for p, s in zip(padded, g.aval.shape, strict=True)):
+            raise refuse(
+                RuntimeError,
+                name,
+                f"Function {name} returned an invalid gradient at index {i} - got {list(g.aval.shape)} but expected shape compatible with"
+                f" {list(expected.shape)}",
+            )
+        g = record(sum_to, (1,), (expected.shape,), (g,))
+    if g.aval.dtype is not expected.dtype:
+        g = record(CAST, (1,), (expected.dtype,), (g,))
+    return g
+
+
+@op("", oracle=None)
+def sum_to(input: Array, shape: Any) -> Any:
+    """Sum the axes over which `shape` was broadcast."""
+    extra = input.ndim - len(shape)  # type: ignore[attr-defined]
+    x = input.sum(tuple(range(extra))) if extra else input  # type: ignore[attr-defined]
+    axes = tuple(i for i, s in enumerate(shape) if s == 1 and x.shape[i] != 1)
+    return x.sum(axes, keepdims=True) if axes else x
 
 
 def checked_hook_result(result: Any, g: Node) -> Node:

@@ -23,26 +23,16 @@ from tapejax.tape.program import Linear, in_order, pending
 class Block:
     """A region of the tape that ran forward with residuals: its outputs, its inputs, and what pulls back between them."""
 
-    __slots__ = ("outputs", "residuals", "tree", "wanted")
+    __slots__ = ("nodes", "outputs", "residuals", "tree", "wanted")
 
-    def __init__(self, outputs: tuple[Node, ...], wanted: tuple[Node, ...], tree: Residuals, residuals: tuple[Node, ...]) -> None:
+    def __init__(
+        self, outputs: tuple[Node, ...], wanted: tuple[Node, ...], nodes: tuple[Node, ...], tree: Residuals, residuals: tuple[Node, ...]
+    ) -> None:
         self.outputs = outputs
+        self.nodes = nodes  # outputs included
         self.wanted = wanted  # grad-requiring nodes at which the region starts
         self.tree = tree
         self.residuals = residuals
-
-    def interior(self) -> list[Node]:
-        """The region's nodes, outputs included."""
-        goals = set(self.wanted)
-        seen: dict[Node, bool] = {}
-        stack = list(self.outputs)
-        while stack:
-            n = stack.pop()
-            if n in seen or n in goals:
-                continue
-            seen[n] = True
-            stack += [x for x in n.inputs or () if x.requires_grad]
-        return list(seen)
 
 
 def force(nodes: Sequence[Node], keep_residuals: bool = True) -> None:
@@ -129,7 +119,8 @@ def grad_region(roots: Sequence[Node]) -> tuple[dict[Node, bool], list[Node]] | 
         region[r] = True
     while stack:
         n = stack.pop()
-        if n.note is not None or n.inputs is None:
+        note = n.note
+        if n.inputs is None or (note is not None and (note.cut or note.hooks or note.pre_hooks or note.post_hooks or note.retained_by)):
             return None
         for x in n.inputs:
             if not x.requires_grad or x in region:
@@ -150,7 +141,7 @@ def _force_with_residuals(linear: Linear, held: list[int], tracked: list[int], r
     (outputs, made), executable = run(linear, ("residuals", tuple(held), roots, wanted), ())
     where, tree = executable.facts["where"], executable.facts["tree"]
     residuals = tuple(leaf(made[i], _aval(made[i])) if what == "made" else linear.inputs[i] for what, i in where)
-    block = Block(tuple(order[i] for i in roots), tuple(starts), tree, residuals)
+    block = Block(tuple(order[i] for i in roots), tuple(starts), tuple(region), tree, residuals)
     for i in roots:
         note_of(order[i]).block = block
     finish(linear, held, outputs)

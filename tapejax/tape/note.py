@@ -30,7 +30,7 @@ class Meta:
     @property
     def plain(self) -> bool:
         """True when a gradient may simply be added, with no Python in between."""
-        return self.hooks is None and self.post_accumulate_hooks is None and self.pre_hooks is None and self.post_hooks is None
+        return not (self.hooks or self.post_accumulate_hooks or self.pre_hooks or self.post_hooks)
 
     def retain_at(self, node: Node) -> None:
         """Keep, from now on, the gradient of `node` (the tensor's current value)."""

@@ -1,0 +1,192 @@
+"""The user's view of the graph: `grad_fn` nodes, gradient edges, and what autograd.graph offers on them.
+
+A `Node` here is a view of a tape node, made on demand; two looks at the same tape node give the same view.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tapejax.autograd.graph_task import _edges_or_none, freed_error, saves_of
+from tapejax.autograd.hooks import RemovableHandle, add_hook, register_multi_grad_hook
+from tapejax.errors import refuse
+from tapejax.tape import node as tape
+from tapejax.tape.node import SCALAR, VAR
+from tapejax.tape.note import note_of
+from tapejax.tape.op import composite
+from tapejax.tensor import Tensor, grad_fn_name, wrap
+
+
+class Node:
+    """A function of the backward graph; `name()` is torch's name, e.g. MulBackward0."""
+
+    __slots__ = ("__weakref__", "_kept", "_node")
+
+    def __init__(self, node: tape.Node) -> None:
+        self._node = node
+
+    def name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def next_functions(self) -> tuple[tuple[Any, int], ...]:
+        """The functions that the gradient goes to next, with the number of the output that was used; None for constants."""
+        return tuple((None, 0) if x is None or not x.requires_grad else (view(x), _output_number(x)) for x in _below(self._node))
+
+    @property
+    def metadata(self) -> dict[Any, Any]:
+        note = note_of(self._node)
+        if note.metadata is None:
+            note.metadata = {}
+        return note.metadata
+
+    def register_hook(self, fn: Callable[..., Any]) -> RemovableHandle:
+        """Call `fn(grad_inputs, grad_outputs)` after this node ran; a tuple it returns replaces grad_inputs."""
+        return add_hook(note_of(self._node), "post_hooks", fn)
+
+    def register_prehook(self, fn: Callable[..., Any]) -> RemovableHandle:
+        """Call `fn(grad_outputs)` before this node runs; a tuple it returns replaces grad_outputs."""
+        return add_hook(note_of(self._node), "pre_hooks", fn)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_saved_"):
+            return _saved(self._node, name.removeprefix("_saved_"))
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} object at {id(self):#x}>"
+
+
+class AccumulateGrad(Node):
+    """Where a leaf's gradient ends: `variable` is the leaf."""
+
+    __slots__ = ()
+
+    @property
+    def variable(self) -> Tensor:
+        meta = self._node.note
+        tensor = meta.tensor() if meta.tensor is not None else None
+        if tensor is None:
+            tensor = wrap(self._node)
+            tensor._meta = meta
+            meta.tensor = weakref.ref(tensor)
+        return tensor
+
+    def register_hook(self, fn: Callable[..., Any]) -> RemovableHandle:
+        return add_hook(self._node.note, "post_hooks", fn)
+
+    def register_prehook(self, fn: Callable[..., Any]) -> RemovableHandle:
+        return add_hook(self._node.note, "pre_hooks", fn)
+
+
+_types: dict[str, type[Node]] = {"AccumulateGrad": AccumulateGrad}
+
+
+def view(node: tape.Node) -> Any:
+    """The Node (or a custom Function's ctx) through which users see `node`."""
+    node = _graph_node(node)
+    if node.kind is VAR:
+        owner = node.note
+    else:
+        owner = note_of(node)
+        if owner.cut is not None and owner.cut.ctx is not None:
+            return owner.cut.ctx
+    seen = owner.grad_fn() if owner.grad_fn is not None else None
+    if seen is None:
+        name = grad_fn_name(node)
+        kind = _types.get(name)
+        if kind is None:
+            kind = _types[name] = type(name, (Node,), {"__slots__": ()})
+        seen = kind(node)
+        owner.grad_fn = weakref.ref(seen)
+    return seen
+
+
+def _graph_node(node: tape.Node) -> tape.Node:
+    """Skip nodes that torch has no counterpart for (an unrecorded write keeps the history it had)."""
+    while node.kind is not VAR and node.kind.name == "overlay" and node.inputs and (node.note is None or node.note.cut is None):
+        node = node.inputs[0]
+    return node
+
+
+def _below(node: tape.Node) -> Any:
+    below = _edges_or_none(node)
+    if node.kind is not VAR and node.kind.name == "pick" and below:
+        return _edges_or_none(below[0])
+    return below
+
+
+def _output_number(node: tape.Node) -> int:
+    node = _graph_node(node)
+    if node.kind is VAR:
+        return 0
+    if node.note is not None and node.note.cut is not None:
+        return node.note.cut.index_of(node)
+    return node.kind.statics[0] if node.kind.name == "pick" else 0
+
+
+def _saved(node: tape.Node, name: str) -> Any:
+    if node.kind is not VAR and node.kind.name == "pick":
+        node = node.inputs[0]
+    if node.inputs is None:
+        raise freed_error(node)
+    wanted = {"self": "input"}.get(name, name)
+    names = saves_of(node)
+    if wanted in names:
+        if wanted == "result":
+            return wrap(node)
+        for operand, x in zip(node.kind.operands, node.inputs, strict=True):
+            if operand == wanted:
+                return x.value if x.kind is SCALAR else wrap(x)
+    statics = dict(zip(node.kind.op.statics, node.kind.statics, strict=True))
+    if name in statics:
+        return statics[name]
+    raise AttributeError(f"'{grad_fn_name(node)}' object has no attribute '_saved_{name}'")
+
+
+@composite("Tensor.property")
+def grad_fn(self: Tensor) -> Any:
+    """The function that computed this tensor in the backward graph; None for leaves."""
+    node = self.node
+    return None if node.kind is VAR or not node.requires_grad else view(node)
+
+
+class GradientEdge(NamedTuple):
+    """A place in the graph where a gradient can be asked for: a node and the number of its output."""
+
+    node: Any
+    output_nr: int
+
+
+def get_gradient_edge(tensor: Tensor) -> GradientEdge:
+    """The edge that `tensor`'s gradient arrives at; it keeps addressing this value after in-place writes."""
+    node = tensor.node
+    if not node.requires_grad:
+        raise refuse(RuntimeError, "get_gradient_edge", "It is not possible to get the gradient edge for a Tensor that does not require gradients")
+    edge = GradientEdge(view(node), _output_number(node))
+    _edge_nodes[edge.node] = {**_edge_nodes.get(edge.node, {}), edge.output_nr: node}
+    return edge
+
+
+#: The tape node behind each edge that was handed out: a custom Function's ctx has one per output.
+_edge_nodes: weakref.WeakKeyDictionary[Any, dict[int, tape.Node]] = weakref.WeakKeyDictionary()
+
+
+def node_of_edge(edge: GradientEdge) -> tape.Node:
+    found = _edge_nodes.get(edge.node, {}).get(edge.output_nr)
+    if found is not None:
+        return found
+    return edge.node._node
+
+
+def increment_version(tensor: Any) -> None:
+    """Count a write to `tensor` that autograd could not see."""
+    from tapejax.storage.view import alias_of
+
+    for t in tensor if isinstance(tensor, (list, tuple)) else (tensor,):
+        alias_of(t).storage.counter.version += 1
+
+
+__all__ = ["AccumulateGrad", "GradientEdge", "Node", "get_gradient_edge", "increment_version", "register_multi_grad_hook"]
