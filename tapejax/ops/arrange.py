@@ -8,7 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from tapejax.errors import refuse
-from tapejax.ops.shape import as_strided, axes, axis, diagonal, permute, select_, slice_, transpose
+from tapejax.ops.part import as_strided, diagonal, select_, slice_
+from tapejax.ops.shape import axes, axis, permute, transpose
 from tapejax.tape.op import Array, Dims, Ints, composite, error_sample, op, sample
 from tapejax.tensor import Tensor
 
@@ -54,7 +55,9 @@ def stride(input: Any, dim: int | None = None) -> Any:
 
 @op("Tensor", oracle="Tensor.repeat")
 def repeat(input: Array, repeats: Ints) -> Array:
-    """Return `input` repeated `repeats[i]` times along dimension i, as a copy; more repeats than dimensions add leading ones."""
+    """Return `input` repeated `repeats[i]` times along dimension i, as a copy; more repeats than dimensions add
+    leading ones.
+    """
     if len(repeats) < input.ndim:
         raise refuse(
             RuntimeError,
@@ -233,7 +236,8 @@ def rot90(input: Array, k: int = 1, dims: tuple[int, ...] = (0, 1)) -> Array:
         raise refuse(
             RuntimeError,
             "rot90",
-            f"expected total rotation dims == 2 and total dims >= 2, but got dims = {len(dims)} and total dims = {input.ndim}",
+            f"expected total rotation dims == 2 and total dims >= 2, but got dims = {len(dims)} and total dims = "
+            f"{input.ndim}",
         )
     a, b = axis("rot90", dims[0], input.ndim), axis("rot90", dims[1], input.ndim)
     if a == b:
@@ -267,7 +271,8 @@ def T(input: Any) -> Any:  # noqa: N802 (torch's name)
     if input.ndim == 2:
         return transpose(input, 0, 1)
     warnings.warn(
-        f"The use of `x.T` on tensors of dimension other than 2 ({input.ndim}) to reverse their shape is deprecated. Use `x.mT` for "
+        f"The use of `x.T` on tensors of dimension other than 2 ({input.ndim}) to reverse their shape is "
+        "deprecated. Use `x.mT` for "
         "batches of matrices or `x.permute(*range(x.ndim - 1, -1, -1))`.",
         UserWarning,
         stacklevel=2,
@@ -322,7 +327,8 @@ def _same_shape(name: str, src: Array, part: Array) -> None:
         raise refuse(
             RuntimeError,
             name,
-            f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = {list(part.shape)}",
+            f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = "
+            f"{list(part.shape)}",
         )
 
 

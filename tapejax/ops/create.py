@@ -175,7 +175,8 @@ def empty(*size: Any, out: Any = None, dtype: Any = None, layout: Any = None, de
 @composite("torch")
 def full(size: Any, fill_value: Any, *, out: Any = None, dtype: Any = None, layout: Any = None, device: Any = None,
          requires_grad: bool = False, pin_memory: bool = False) -> Any:  # fmt: skip
-    """Return a tensor of shape `size` filled with the number `fill_value`, whose kind decides the type unless `dtype` does.
+    """Return a tensor of shape `size` filled with the number `fill_value`, whose kind decides the type unless `dtype`
+    does.
 
     A changing fill value recompiles nothing.
     """
@@ -198,8 +199,8 @@ def arange(start: Any, end: Any = None, step: Any = 1, *, out: Any = None, dtype
            device: Any = None, requires_grad: bool = False, pin_memory: bool = False) -> Any:  # fmt: skip
     """Return the values start, start + step, … below `end` (above it for a negative step).
 
-    `arange(end)` starts at 0. Integers give int64, a float anywhere the default floating type. Raises RuntimeError for a
-    step of 0 or one that leads away from `end`.
+    `arange(end)` starts at 0. Integers give int64, a float anywhere the default floating type. Raises RuntimeError for
+    a step of 0 or one that leads away from `end`.
 
     >>> import tapejax as tj
     >>> tj.arange(1, 7, 2).tolist()
@@ -379,7 +380,8 @@ def tensor(data: Any, *, dtype: Any = None, device: Any = None, requires_grad: b
     """Return a new leaf holding a copy of `data`: a number, nested sequences, a NumPy or JAX array, or a tensor.
 
     Python floats become the default floating type, ints int64, bools bool, complex numbers complex; arrays keep their
-    type; tensors inside sequences are read and detached. Raises ValueError for ragged sequences, TypeError for other data.
+    type; tensors inside sequences are read and detached. Raises ValueError for ragged sequences, TypeError for other
+    data.
 
     >>> import tapejax as tj
     >>> tj.tensor([[1, 2], [3, 4]]).dtype
@@ -473,7 +475,9 @@ _PLAIN = (bool, int, float, complex)
 
 
 def _firsts(data: Any) -> list[Any]:
-    """Return the leaves of `data` down its last axis's first row: enough to see NumPy scalars and tensors among them."""
+    """Return the leaves of `data` down its last axis's first row: enough to see NumPy scalars and tensors among
+    them.
+    """
     while isinstance(data, (list, tuple)) and data and isinstance(data[0], (list, tuple)):
         data = data[0]
     return list(data)
@@ -562,7 +566,9 @@ def asarray(
 
 @composite("torch")
 def from_numpy(ndarray: Any) -> Any:
-    """Return a tensor with the values and type of a NumPy array. The memory is not shared: values are immutable here."""
+    """Return a tensor with the values and type of a NumPy array. The memory is not shared: values are immutable
+    here.
+    """
     if not isinstance(ndarray, np.ndarray):
         raise refuse(TypeError, "from_numpy", f"expected np.ndarray (got {type(ndarray).__name__})")
     return leaf_tensor(np.array(ndarray), dtype=_numpy_type(ndarray), device=None, requires_grad=False)

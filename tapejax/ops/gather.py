@@ -38,7 +38,8 @@ def _lined_up(name: str, input: Any, dim: int, index: Any, src: Any = None) -> i
             raise refuse(
                 RuntimeError,
                 name,
-                f"Index tensor must have the same number of dimensions as {what} tensor, got index {list(index.shape)} and "
+                f"Index tensor must have the same number of dimensions as {what} tensor, got index "
+                f"{list(index.shape)} and "
                 f"{what} {list(other.shape)}",
             )
     for k, n in enumerate(index.shape):
@@ -53,7 +54,8 @@ def _lined_up(name: str, input: Any, dim: int, index: Any, src: Any = None) -> i
             raise refuse(
                 RuntimeError,
                 name,
-                f"Expected index {list(index.shape)} to be no larger than src {list(src.shape)}: it is at dimension {k}",
+                f"Expected index {list(index.shape)} to be no larger than src {list(src.shape)}: it is at "
+                f"dimension {k}",
             )
     return d
 
@@ -111,14 +113,17 @@ def _(make):
 
 @composite("torch Tensor")
 def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
-    """Return the entries of `input` at `indices` along `dim`, other dimensions broadcast; of both flattened without it."""
+    """Return the entries of `input` at `indices` along `dim`, other dimensions broadcast; of both flattened without
+    it.
+    """
     if dim is None:
         return gather(input.reshape(-1), 0, indices.reshape(-1))
     if input.ndim != indices.ndim:
         raise refuse(
             RuntimeError,
             "take_along_dim",
-            f"input and indices should have the same number of dimensions, but got {input.ndim} dimensions for input, and "
+            f"input and indices should have the same number of dimensions, but got {input.ndim} dimensions for "
+            "input, and "
             f"{indices.ndim} dimensions for indices",
         )
     d = axis("take_along_dim", dim, input.ndim)
@@ -131,7 +136,9 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
 
 @op("torch Tensor", saves={"input": "index"})
 def take(input: Array, index: Array) -> Array:
-    """Return the elements of the flattened `input` at `index` (negative ones count from the end), in the index's shape."""
+    """Return the elements of the flattened `input` at `index` (negative ones count from the end), in the index's
+    shape.
+    """
     _integers("take", index)
     return input.reshape(-1).at[index].get(mode="clip")
 
@@ -203,7 +210,8 @@ def _write(input: Array, at: tuple[Array, ...], d: int, src: Array, how: str, in
     if how == "mean":
         total = base.at[at].add(src, mode="drop")
         n = jnp.maximum(count + 1 if include_self else count, 1)
-        return total // n if jnp.issubdtype(total.dtype, jnp.integer) else total / n.astype(total.dtype)
+        n = n.astype(total.dtype)
+        return total // n if jnp.issubdtype(total.dtype, jnp.integer) else total / n
     if how == "prod":
         return _multiply(base, at, d, src)
     return _extreme(base, src, at, how == "amax")
@@ -225,8 +233,8 @@ def _neutral(how: str, dtype: Any) -> Array:
 def _multiply(base: Array, at: tuple[Array, ...], d: int, src: Array) -> Array:
     """Multiply each `src` into its slot, exactly differentiable to any order also where factors are zero.
 
-    Equal indices are sorted next to each other and multiplied by a segmented scan, so the derivative is made of products
-    of the other factors and never divides.
+    Equal indices are sorted next to each other and multiplied by a segmented scan, so the derivative is made of
+    products of the other factors and never divides.
     """
     index = at[d]
     order = jnp.argsort(index, axis=d, stable=True)
@@ -335,7 +343,9 @@ def scatter(input: Any, dim: int, index: Any, src: Any = None, *, value: Any = N
 
 @op("torch Tensor Tensor_", saves={"src": "index"})
 def scatter_add(input: Array, dim: int, index: Array, src: Array) -> Array:
-    """Return `input` with `src` added at `index` along `dim`; repeats add up. Only the addressed part of `src` is used."""
+    """Return `input` with `src` added at `index` along `dim`; repeats add up. Only the addressed part of `src` is
+    used.
+    """
     return _scattered("scatter_add", input, dim, index, src, "sum")
 
 
@@ -352,8 +362,8 @@ def scatter_reduce(
 ) -> Array:
     """Return `input` with `src` reduced into the slots at `index` along `dim`: sum, prod, mean, amax or amin.
 
-    With `include_self=False` the slots that receive something start empty. Gradients: prod gives the product of the other
-    factors (zeros included), amax and amin share evenly over ties, slots that receive nothing keep their own.
+    With `include_self=False` the slots that receive something start empty. Gradients: prod gives the product of the
+    other factors (zeros included), amax and amin share evenly over ties, slots that receive nothing keep their own.
     """
     if reduce not in _REDUCTIONS:
         raise refuse(
@@ -392,7 +402,8 @@ def _entries(name: str, input: Array, dim: int, index: Array, source: Array) -> 
         raise refuse(
             RuntimeError,
             name,
-            f"Number of indices ({index.shape[0]}) should be equal to source.size(dim), and the other sizes to input's: "
+            f"Number of indices ({index.shape[0]}) should be equal to source.size(dim), and the other sizes to "
+            "input's: "
             f"source is {list(source.shape)}, required is {list(want)}",
         )
     if source.dtype != input.dtype:
@@ -404,7 +415,9 @@ def _entries(name: str, input: Array, dim: int, index: Array, source: Array) -> 
 
 @op("torch Tensor Tensor_", saves={"source": "index"})
 def index_add(input: Array, dim: int, index: Array, source: Array, *, alpha: Scalar = 1) -> Array:
-    """Return `input` with `alpha * source` added to the entries along `dim` listed in the vector `index`; repeats add up."""
+    """Return `input` with `alpha * source` added to the entries along `dim` listed in the vector `index`; repeats
+    add up.
+    """
     _, at, source = _entries("index_add", input, dim, index, source)
     flat = input.reshape(1) if input.ndim == 0 else input
     return flat.at[at].add(jnp.asarray(alpha).astype(source.dtype) * source, mode="drop").reshape(input.shape)
@@ -461,7 +474,9 @@ def _(make):
 def index_reduce(
     input: Array, dim: int, index: Array, source: Array, reduce: str, *, include_self: bool = True
 ) -> Array:
-    """Return `input` with the entries of `source` reduced into those along `dim` listed in `index`: prod, mean, amax, amin."""
+    """Return `input` with the entries of `source` reduced into those along `dim` listed in `index`: prod, mean,
+    amax, amin.
+    """
     if reduce not in _REDUCTIONS[1:]:
         raise refuse(
             RuntimeError, "index_reduce", f"reduce argument must be either prod, mean, amax or amin, got {reduce!r}"
@@ -495,7 +510,8 @@ def _fits(name: str, input: Array, mask: Array) -> tuple[int, ...]:
         raise refuse(
             RuntimeError,
             name,
-            f"the mask {list(mask.shape)} must match the size of tensor {list(input.shape)} at non-singleton dimensions",
+            f"the mask {list(mask.shape)} must match the size of tensor {list(input.shape)} at non-singleton "
+            "dimensions",
         ) from None
 
 

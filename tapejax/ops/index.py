@@ -20,7 +20,8 @@ from jax import lax
 from tapejax import dtypes
 from tapejax.errors import refuse
 from tapejax.ops.create import full_, read_data
-from tapejax.ops.shape import checked_index, narrow_dynamic, select_, slice_, unsqueeze, view
+from tapejax.ops.part import checked_index, narrow_dynamic, select_, slice_
+from tapejax.ops.shape import unsqueeze, view
 from tapejax.tape.op import Array, Arrays, composite, error_sample, op, sample
 from tapejax.tensor import Tensor, leaf_tensor
 
@@ -89,6 +90,7 @@ def _number(bound: Any) -> int | None:
 _ALL = ("all",)
 _NEW = ("new",)
 _INT = ("int",)
+_WHOLE = slice(None)
 
 
 class _Plan:
@@ -137,7 +139,8 @@ class _Plan:
                     raise refuse(
                         IndexError,
                         "getitem",
-                        f"The shape of the mask {list(part.shape)} at index {k} does not match the shape of the indexed "
+                        f"The shape of the mask {list(part.shape)} at index {k} does not match the shape of the "
+                        "indexed "
                         f"tensor {list(shape)} at index {self.source + k}",
                     )
             self.arrays.append((self.target, part))
@@ -176,7 +179,9 @@ def _means_tuple(index: Any) -> bool:
     """Return whether torch reads a list as a tuple of indices: a short one that holds more than numbers."""
     if not isinstance(index, list) or len(index) >= 32:
         return False
-    return any(p is None or p is Ellipsis or isinstance(p, (slice, list, tuple, range, Tensor, np.ndarray)) for p in index)
+    return any(
+        p is None or p is Ellipsis or isinstance(p, (slice, list, tuple, range, Tensor, np.ndarray)) for p in index
+    )
 
 
 def _consumes(part: Any) -> int:
@@ -261,11 +266,32 @@ def _(make):
 def getitem(self: Any, index: Any) -> Any:
     """Return `self[index]`: a view for ints, slices, None and Ellipsis, a new tensor for arrays and masks."""
     shape = self._node.aval.shape
-    if type(index) is int and shape:
-        return select_(self, checked_index("getitem", index, 0, shape[0]), 0)
+    quick = _common_form(self, shape, index) if shape else None
+    if quick is not None:
+        return quick
     plan = _Plan(shape, index)
     base = _basic(self, plan)
     return advanced(base, plan.arrays) if plan.arrays else base
+
+
+def _common_form(self: Any, shape: tuple[int, ...], index: Any) -> Any:
+    """Return what `x[i]`, `x[a:b]`, `x[:, i]` and `x[..., i]` select without taking the index apart; None for
+    others.
+    """
+    kind = type(index)
+    if kind is int:
+        return select_(self, checked_index("getitem", index, 0, shape[0]), 0)
+    if kind is slice:
+        if type(index.start) is int and type(index.stop) is int and index.step is None:
+            first, last, _ = index.indices(shape[0])
+            if first < last and last - first < shape[0]:
+                return narrow_dynamic(self, first, 0, last - first)
+    elif kind is tuple and len(index) == 2 and type(index[1]) is int:
+        lead = index[0]
+        if lead is Ellipsis or (type(lead) is slice and lead == _WHOLE and len(shape) > 1):
+            at = len(shape) - 1 if lead is Ellipsis else 1
+            return select_(self, checked_index("getitem", index[1], at, shape[at]), at)
+    return None
 
 
 def _basic(self: Any, plan: _Plan) -> Any:
@@ -362,7 +388,8 @@ def put_at(input: Array, indices: Arrays, values: Array, axes: tuple[int, ...], 
             RuntimeError,
             "index_put",
             "Index put requires the source and destination dtypes match, got "
-            f"{dtypes.of(input.dtype).tensor_name} for the destination and {dtypes.of(values.dtype).tensor_name} for the source.",
+            f"{dtypes.of(input.dtype).tensor_name} for the destination and {dtypes.of(values.dtype).tensor_name} "
+            "for the source.",
         )
     shape = input.at[where].get(mode="clip").shape
     lead = values.ndim - len(shape)
@@ -374,7 +401,8 @@ def put_at(input: Array, indices: Arrays, values: Array, axes: tuple[int, ...], 
         raise refuse(
             RuntimeError,
             "index_put",
-            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of shape "
+            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result "
+            "of shape "
             f"{list(shape)}",
         ) from None
     return input.at[where].add(values) if accumulate else input.at[where].set(values)
@@ -409,7 +437,8 @@ def _(make):
 def setitem(self: Any, index: Any, value: Any) -> None:
     """Do `self[index] = value`: the value is broadcast to what the index selects and written there.
 
-    Of several values written to one element the last stays. A mask with a value that fits any number of hits is not read.
+    Of several values written to one element the last stays. A mask with a value that fits any number of hits is not
+    read.
     """
     plan = _Plan(tuple(self.shape), index)
     target = self if plan.trivial else _basic(self, plan)
@@ -420,7 +449,8 @@ def setitem(self: Any, index: Any, value: Any) -> None:
             raise refuse(
                 TypeError,
                 "setitem",
-                f"can't assign a {type(value).__name__} to a {self.dtype.tensor_name}Tensor → wrap it in tapejax.tensor()",
+                f"can't assign a {type(value).__name__} to a {self.dtype.tensor_name}Tensor → wrap it in "
+                "tapejax.tensor()",
             )
         value = full_(value, (), self.dtype)
     if not plan.arrays:
@@ -475,7 +505,8 @@ def _array(index: Any) -> Any:
 
 @composite("torch Tensor Tensor_")
 def index_put(input: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
-    """Return `input` with `values` written at `indices` (a tuple of integer or bool tensors, one for each leading axis).
+    """Return `input` with `values` written at `indices` (a tuple of integer or bool tensors, one for each leading
+    axis).
 
     Values are broadcast. With `accumulate=True` they are added, repeats included; otherwise of repeats the last stays.
     Raises RuntimeError if the element types differ or the shapes do not fit.

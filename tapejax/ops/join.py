@@ -14,7 +14,8 @@ import numpy as np
 
 from tapejax import dtypes
 from tapejax.errors import refuse
-from tapejax.ops.shape import axis, select_, slice_
+from tapejax.ops.part import select_, slice_
+from tapejax.ops.shape import axis
 from tapejax.storage.view import mark_multi_view
 from tapejax.tape.op import Arrays, composite, error_sample, op, sample
 from tapejax.tensor import Tensor
@@ -59,7 +60,8 @@ def cat(tensors: Arrays, dim: int = 0) -> Any:
                 raise refuse(
                     RuntimeError,
                     "cat",
-                    f"Sizes of tensors must match except in dimension {d}. Expected size {want} but got size {have} for tensor "
+                    f"Sizes of tensors must match except in dimension {d}. Expected size {want} but got size "
+                    f"{have} for tensor "
                     f"number {i} in the list.",
                 )
     return jnp.concatenate([x for _, x in full], axis=d)
@@ -91,7 +93,8 @@ def stack(tensors: Arrays, dim: int = 0) -> Any:
             raise refuse(
                 RuntimeError,
                 "stack",
-                f"stack expects each tensor to be equal size, but got {list(tensors[0].shape)} at entry 0 and {list(x.shape)} "
+                f"stack expects each tensor to be equal size, but got {list(tensors[0].shape)} at entry 0 and "
+                f"{list(x.shape)} "
                 f"at entry {i}",
             )
     return jnp.stack(tensors, axis("stack", dim, tensors[0].ndim + 1))
@@ -141,7 +144,9 @@ def _listed(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _with_ndim(tensor: Any, ndim: int) -> Any:
-    """Return a tensor with at least `ndim` dimensions by torch's rule for `atleast_1d`, `atleast_2d` and `atleast_3d`."""
+    """Return a tensor with at least `ndim` dimensions by torch's rule for `atleast_1d`, `atleast_2d` and
+    `atleast_3d`.
+    """
     shape = tuple(tensor.shape)
     if len(shape) >= ndim:
         return tensor
@@ -244,7 +249,8 @@ def _sized(name: str, input: Any, sizes: Any, dim: int) -> tuple[Any, ...]:
         raise refuse(
             RuntimeError,
             name,
-            f"split_with_sizes expects split_sizes to sum exactly to {n} (input tensor's size at dimension {d}), but got "
+            f"split_with_sizes expects split_sizes to sum exactly to {n} (input tensor's size at dimension {d}), "
+            "but got "
             f"split_sizes={sizes}",
         )
     return _cut(input, sizes, d)
@@ -329,13 +335,15 @@ def _split_along(name: str, input: Any, how: Any, d: int, least: int) -> tuple[A
         raise refuse(
             RuntimeError,
             name,
-            f"torch.{name} requires a tensor with at least {least} dimension, but got a tensor with {input.ndim} dimensions!",
+            f"torch.{name} requires a tensor with at least {least} dimension, but got a tensor with {input.ndim} "
+            "dimensions!",
         )
     if not isinstance(how, (list, tuple, Tensor)) and (how <= 0 or input.shape[d] % how):
         raise refuse(
             RuntimeError,
             name,
-            f"torch.{name} attempted to split along dimension {d}, but the size of the dimension {input.shape[d]} is not "
+            f"torch.{name} attempted to split along dimension {d}, but the size of the dimension {input.shape[d]} "
+            "is not "
             f"divisible by the split_size {how}!",
         )
     return tensor_split(input, how, d)
@@ -392,7 +400,8 @@ def common_shape(name: str, tensors: Sequence[Any]) -> tuple[int, ...]:
             raise refuse(
                 RuntimeError,
                 name,
-                f"The size of tensor a ({pairs[back][0]}) must match the size of tensor b ({pairs[back][1]}) at non-singleton "
+                f"The size of tensor a ({pairs[back][0]}) must match the size of tensor b ({pairs[back][1]}) at "
+                "non-singleton "
                 f"dimension {max(len(shape), len(other)) - 1 - back}",
             ) from None
     return shape

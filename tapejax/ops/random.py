@@ -1,8 +1,8 @@
 """Random numbers. Every draw takes its key from a generator when it is recorded, so replays see the same numbers.
 
-The bodies are functions of a key; the user-facing functions settle element type, device and `requires_grad`. The streams
-are JAX's (threefry), not torch's: the same seed gives the same numbers here, on every device, but not torch's numbers.
-Bounds, means and rates are leaves: changing them recompiles nothing.
+The bodies are functions of a key; the user-facing functions settle element type, device and `requires_grad`. The
+streams are JAX's (threefry), not torch's: the same seed gives the same numbers here, on every device, but not torch's
+numbers. Bounds, means and rates are leaves: changing them recompiles nothing.
 """
 
 from __future__ import annotations
@@ -197,7 +197,8 @@ def randn(*size: Any, generator: Any = None, out: Any = None, dtype: Any = None,
 def randint(*bounds_and_size: Any, low: Any = None, high: Any = None, size: Any = None, generator: Any = None,
             out: Any = None, dtype: Any = None, layout: Any = None, device: Any = None, requires_grad: bool = False,
             pin_memory: bool = False) -> Any:  # fmt: skip
-    """Return integers in [low, high): `randint(high, size)` or `randint(low, high, size)`; int64 unless `dtype` is given.
+    """Return integers in [low, high): `randint(high, size)` or `randint(low, high, size)`; int64 unless `dtype` is
+    given.
 
     >>> import tapejax as tj
     >>> tj.randint(3, 4, (2,)).tolist()
@@ -230,8 +231,8 @@ def _integers(name: str, low: Any, high: Any) -> tuple[int, int]:
 
 
 @composite("torch")
-def randperm(n: int, *, generator: Any = None, out: Any = None, dtype: Any = None, layout: Any = None, device: Any = None,
-             requires_grad: bool = False, pin_memory: bool = False) -> Any:  # fmt: skip
+def randperm(n: int, *, generator: Any = None, out: Any = None, dtype: Any = None, layout: Any = None,
+             device: Any = None, requires_grad: bool = False, pin_memory: bool = False) -> Any:  # fmt: skip
     """Return the numbers 0 … n - 1 in random order; int64 unless `dtype` is given."""
     n = n.__index__()
     if n < 0:
@@ -276,7 +277,9 @@ def _floating(name: str, target: dtypes.dtype) -> dtypes.dtype:
 def randint_like(input: Any, low: Any = None, high: Any = None, *, generator: Any = None, dtype: Any = None,
                  layout: Any = None, device: Any = None, requires_grad: bool = False,
                  memory_format: Any = None) -> Any:  # fmt: skip
-    """Return integers in [low, high) with the shape, type and device of `input`; `randint_like(x, high)` starts at 0."""
+    """Return integers in [low, high) with the shape, type and device of `input`; `randint_like(x, high)` starts at
+    0.
+    """
     size, target, where = like("randint_like", input, dtype, device)
     first, last = _integers("randint_like", *((0, low) if high is None else (0 if low is None else low, high)))
     return finish("randint_like", integer_draw(first, last, size, target, generator=generator), where, requires_grad)
@@ -284,7 +287,9 @@ def randint_like(input: Any, low: Any = None, high: Any = None, *, generator: An
 
 @composite("torch Tensor")
 def bernoulli(input: Any, p: float | None = None, *, generator: Any = None, out: Any = None) -> Any:
-    """Return 1 with probability `input` (or the number `p`), else 0, in the shape and type of `input`. The gradient is 0."""
+    """Return 1 with probability `input` (or the number `p`), else 0, in the shape and type of `input`. The gradient
+    is 0.
+    """
     if p is not None:
         _probability("bernoulli", p)
     return finish("bernoulli", bernoulli_draw(input, p, None, generator=generator), None, False, out)
@@ -297,7 +302,8 @@ def _probability(name: str, p: Any) -> None:
 
 @composite("torch")
 def normal(mean: Any, std: Any = 1.0, size: Any = None, *, generator: Any = None, out: Any = None, dtype: Any = None,
-           layout: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False) -> Any:  # fmt: skip
+           layout: Any = None, device: Any = None, requires_grad: bool = False,
+           pin_memory: bool = False) -> Any:  # fmt: skip
     """Return normal values: `mean` and `std` are tensors (broadcast, either may be a number), or numbers with a `size`.
 
     No gradient flows to `mean` and `std`. Raises RuntimeError for a negative `std` that is a number.
