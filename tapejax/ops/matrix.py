@@ -184,16 +184,15 @@ def _linalg_vander(x: Any, *, N: int | None = None) -> Any:
     return vander_op(x, N=N)
 
 
-def hermitian(x: Any, lower: bool, symmetric_gradient: bool) -> Any:
+def hermitian(x: Any, lower: bool) -> Any:
     """Return the Hermitian matrix of which `x` holds one triangle.
 
-    The value reads that triangle only; the derivative is, as in torch, that of the whole (symmetrised) matrix.
+    The value reads that triangle only; the derivative is, as in torch, that of the symmetrised whole.
     """
     half = jnp.tril(x, -1) if lower else jnp.triu(x, 1)
     diagonal = jnp.eye(x.shape[-1], dtype=bool)
     mirrored = jnp.where(diagonal, x.real.astype(x.dtype), half + adjoint(half))
-    varied = (x + adjoint(x)) / 2 if symmetric_gradient else x
-    return _valued(mirrored, varied)
+    return _valued(mirrored, (x + adjoint(x)) / 2)
 
 
 @jax.custom_jvp

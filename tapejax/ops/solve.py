@@ -233,7 +233,7 @@ def _(make: Any) -> Iterator[Any]:
 
 
 def factor(a: Any, upper: bool) -> Any:
-    whole = hermitian(a, not upper, True)
+    whole = hermitian(a, not upper)
     found = jax.lax.linalg.cholesky(whole, symmetrize_input=False)
     return adjoint(found) if upper else found
 
