@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tapejax.optim.optimizer import Group, Optimizer, State, check, check_lr, number, start, write, zeros_like
+from tapejax.optim.optimizer import Group, Optimizer, State, check, check_lr, zeros_like
 from tapejax.optim.updates import adadelta_update
 from tapejax.tensor import Tensor
 
@@ -15,6 +15,8 @@ class Adadelta(Optimizer):
 
     Zeiler 2012, algorithm 1, times `lr`.
     """
+
+    _update = adadelta_update
 
     def __init__(
         self,
@@ -47,15 +49,12 @@ class Adadelta(Optimizer):
             },
         )
 
+    def _kept(self, group: Group) -> tuple[str, ...]:
+        return "square_avg", "acc_delta"
+
     def _begin(self, p: Tensor, state: State, group: Group) -> None:
-        state["step"] = start()
         state["square_avg"] = zeros_like(p)
         state["acc_delta"] = zeros_like(p)
 
-    def _move(self, p: Tensor, grad: Tensor, state: State, group: Group) -> None:
-        options: dict[str, Any] = {"maximize": group["maximize"]}
-        if group["weight_decay"]:
-            options["weight_decay"] = number(group["weight_decay"])
-        kept = state["square_avg"], state["acc_delta"]
-        numbers = map(number, (group["lr"], group["rho"], group["eps"]))
-        write((p, *kept), adadelta_update(p, grad, *kept, state["step"], *numbers, **options))
+    def _numbers(self, group: Group, fresh: bool) -> dict[str, Any]:
+        return {name: group[name] for name in ("lr", "rho", "eps")}

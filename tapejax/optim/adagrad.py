@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tapejax.optim.optimizer import Group, Optimizer, State, check, check_lr, full_like, number, start, write
+from tapejax.optim.optimizer import Group, Optimizer, State, check, check_lr, full_like
 from tapejax.optim.updates import adagrad_update
 from tapejax.tensor import Tensor
 
@@ -16,6 +16,8 @@ class Adagrad(Optimizer):
     The rate falls as `lr / (1 + (t - 1) lr_decay)`. `state["sum"]` starts at `initial_accumulator_value` when the optimizer
     is made. Duchi et al. 2011.
     """
+
+    _update = adagrad_update
 
     def __init__(
         self,
@@ -55,20 +57,16 @@ class Adagrad(Optimizer):
                 "fused": fused,
             },
         )
-        for group in self.param_groups:  # the accumulator exists before the first step
-            for p in group["params"]:
-                self._begin(p, self.state[p], group)
+        self._begin_all()  # the accumulator exists before the first step
 
     def share_memory(self) -> None:
         """Do nothing: state lives in this process and is shared between its threads."""
 
+    def _kept(self, group: Group) -> tuple[str, ...]:
+        return ("sum",)
+
     def _begin(self, p: Tensor, state: State, group: Group) -> None:
-        state["step"] = start()
         state["sum"] = full_like(p, group["initial_accumulator_value"])
 
-    def _move(self, p: Tensor, grad: Tensor, state: State, group: Group) -> None:
-        options: dict[str, Any] = {"maximize": group["maximize"]}
-        if group["weight_decay"]:
-            options["weight_decay"] = number(group["weight_decay"])
-        numbers = map(number, (group["lr"], group["lr_decay"], group["eps"]))
-        write((p, state["sum"]), adagrad_update(p, grad, state["sum"], state["step"], *numbers, **options))
+    def _numbers(self, group: Group, fresh: bool) -> dict[str, Any]:
+        return {name: group[name] for name in ("lr", "lr_decay", "eps")}

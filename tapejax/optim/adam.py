@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tapejax.optim.optimizer import (
-    Group,
-    Optimizer,
-    State,
-    check,
-    check_betas,
-    check_lr,
-    number,
-    start,
-    write,
-    zeros_like,
-)
+from tapejax.optim.optimizer import Group, Optimizer, State, check, check_betas, check_lr, zeros_like
 from tapejax.optim.updates import adam_update
 from tapejax.tensor import Tensor
 
@@ -41,6 +30,8 @@ class Adam(Optimizer):
     >>> int(opt.state[w]["step"])
     2
     """
+
+    _update = adam_update
 
     def __init__(
         self,
@@ -80,21 +71,16 @@ class Adam(Optimizer):
             },
         )
 
-    def _begin(self, p: Tensor, state: State, group: Group) -> None:
-        state["step"] = start()
-        state["exp_avg"] = zeros_like(p)
-        state["exp_avg_sq"] = zeros_like(p)
-        if group["amsgrad"]:
-            state["max_exp_avg_sq"] = zeros_like(p)
+    def _kept(self, group: Group) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
 
-    def _move(self, p: Tensor, grad: Tensor, state: State, group: Group) -> None:
-        options: dict[str, Any] = {"maximize": group["maximize"], "decoupled": group["decoupled_weight_decay"]}
-        if group["weight_decay"]:
-            options["weight_decay"] = number(group["weight_decay"])
-        kept = [state["exp_avg"], state["exp_avg_sq"]]
-        top = state["max_exp_avg_sq"] if group["amsgrad"] else None
-        numbers = map(number, (group["lr"], *group["betas"], group["eps"]))
-        write((p, *kept, top), adam_update(p, grad, *kept, state["step"], *numbers, top, **options))
+    def _begin(self, p: Tensor, state: State, group: Group) -> None:
+        for name in self._kept(group):
+            state[name] = zeros_like(p)
+
+    def _numbers(self, group: Group, fresh: bool) -> dict[str, Any]:
+        beta1, beta2 = group["betas"]
+        return {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
 
 
 class AdamW(Adam):

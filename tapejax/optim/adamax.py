@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tapejax.optim.optimizer import (
-    Group,
-    Optimizer,
-    State,
-    check,
-    check_betas,
-    check_lr,
-    number,
-    start,
-    write,
-    zeros_like,
-)
+from tapejax.optim.optimizer import Group, Optimizer, State, check, check_betas, check_lr, zeros_like
 from tapejax.optim.updates import adamax_update
 from tapejax.tensor import Tensor
 
@@ -26,6 +15,8 @@ class Adamax(Optimizer):
 
     Kingma and Ba 2015, algorithm 2.
     """
+
+    _update = adamax_update
 
     def __init__(
         self,
@@ -58,15 +49,13 @@ class Adamax(Optimizer):
             },
         )
 
+    def _kept(self, group: Group) -> tuple[str, ...]:
+        return "exp_avg", "exp_inf"
+
     def _begin(self, p: Tensor, state: State, group: Group) -> None:
-        state["step"] = start()
         state["exp_avg"] = zeros_like(p)
         state["exp_inf"] = zeros_like(p)
 
-    def _move(self, p: Tensor, grad: Tensor, state: State, group: Group) -> None:
-        options: dict[str, Any] = {"maximize": group["maximize"]}
-        if group["weight_decay"]:
-            options["weight_decay"] = number(group["weight_decay"])
-        kept = state["exp_avg"], state["exp_inf"]
-        numbers = (group["lr"], *group["betas"], group["eps"])
-        write((p, *kept), adamax_update(p, grad, *kept, state["step"], *map(number, numbers), **options))
+    def _numbers(self, group: Group, fresh: bool) -> dict[str, Any]:
+        beta1, beta2 = group["betas"]
+        return {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tapejax.optim.optimizer import Group, Optimizer, State, check, check_lr, number, start, write, zeros_like
+from tapejax.optim.optimizer import Group, Optimizer, State, begin_number, check, check_lr, zeros_like
 from tapejax.optim.updates import asgd_update
 from tapejax.tensor import Tensor
 
@@ -15,6 +15,8 @@ class ASGD(Optimizer):
 
     `lambd`: the decay term; `alpha`: the power of the rate's fall. Polyak and Juditsky 1992.
     """
+
+    _update = asgd_update
 
     def __init__(
         self,
@@ -46,16 +48,13 @@ class ASGD(Optimizer):
             },
         )
 
+    def _kept(self, group: Group) -> tuple[str, ...]:
+        return "ax", "eta", "mu"
+
     def _begin(self, p: Tensor, state: State, group: Group) -> None:
-        state["step"] = start()
-        state["eta"] = start(float(group["lr"]))
-        state["mu"] = start(1.0)
+        state["eta"] = begin_number(p, float(group["lr"]))
+        state["mu"] = begin_number(p, 1.0)
         state["ax"] = zeros_like(p)
 
-    def _move(self, p: Tensor, grad: Tensor, state: State, group: Group) -> None:
-        options: dict[str, Any] = {"maximize": group["maximize"]}
-        if group["weight_decay"]:
-            options["weight_decay"] = number(group["weight_decay"])
-        kept = state["ax"], state["eta"], state["mu"]
-        numbers = map(number, (group["lr"], group["lambd"], group["alpha"], group["t0"]))
-        write((p, *kept), asgd_update(p, grad, *kept, state["step"], *numbers, **options))
+    def _numbers(self, group: Group, fresh: bool) -> dict[str, Any]:
+        return {name: group[name] for name in ("lr", "lambd", "alpha", "t0")}

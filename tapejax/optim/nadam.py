@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tapejax.optim.optimizer import (
-    Group,
-    Optimizer,
-    State,
-    check,
-    check_betas,
-    check_lr,
-    number,
-    start,
-    write,
-    zeros_like,
-)
+from tapejax.optim.optimizer import Group, Optimizer, State, begin_number, check, check_betas, check_lr, zeros_like
 from tapejax.optim.updates import nadam_update
 from tapejax.tensor import Tensor
 
@@ -27,6 +16,8 @@ class NAdam(Optimizer):
     The momentum warms up as `mu_t = beta1 (1 - 0.96^(t momentum_decay) / 2)`; `state["mu_product"]` is the product of all
     `mu_t` so far. Dozat 2016.
     """
+
+    _update = nadam_update
 
     def __init__(
         self,
@@ -64,16 +55,20 @@ class NAdam(Optimizer):
             },
         )
 
+    def _kept(self, group: Group) -> tuple[str, ...]:
+        return "exp_avg", "exp_avg_sq", "mu_product"
+
     def _begin(self, p: Tensor, state: State, group: Group) -> None:
-        state["step"] = start()
-        state["mu_product"] = start(1.0)
+        state["mu_product"] = begin_number(p, 1.0)
         state["exp_avg"] = zeros_like(p)
         state["exp_avg_sq"] = zeros_like(p)
 
-    def _move(self, p: Tensor, grad: Tensor, state: State, group: Group) -> None:
-        options: dict[str, Any] = {"maximize": group["maximize"], "decoupled": group["decoupled_weight_decay"]}
-        if group["weight_decay"]:
-            options["weight_decay"] = number(group["weight_decay"])
-        kept = state["exp_avg"], state["exp_avg_sq"], state["mu_product"]
-        numbers = (group["lr"], *group["betas"], group["eps"], group["momentum_decay"])
-        write((p, *kept), nadam_update(p, grad, *kept, state["step"], *map(number, numbers), **options))
+    def _numbers(self, group: Group, fresh: bool) -> dict[str, Any]:
+        beta1, beta2 = group["betas"]
+        return {
+            "lr": group["lr"],
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": group["eps"],
+            "momentum_decay": group["momentum_decay"],
+        }

@@ -1,7 +1,7 @@
 """The base of all optimizers: parameter groups, state, saving and loading, the loop over parameters.
 
-A subclass says which state a parameter has (`_begin`) and which op moves it (`_move`). Nothing is computed in `step`: the new
-values are recorded and written in place, so they join the next program, and no number is read back to the host.
+A subclass names its recurrence and the state and numbers that go into it. Nothing is computed in `step`: the update of a whole
+group is recorded as one node and written in place, so it joins the next program, and no number is read back to the host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from tapejax.dispatch import assign
 from tapejax.errors import refuse
 from tapejax.optim.updates import next_step
 from tapejax.storage.view import check_writable
-from tapejax.tensor import Tensor, leaf_tensor
+from tapejax.tape.node import Node, scalar
+from tapejax.tape.op import Op
+from tapejax.tape.record import pick, record
+from tapejax.tensor import Tensor, leaf_node, wrap
 
 Group = dict[str, Any]
 State = dict[str, Any]
@@ -167,31 +170,105 @@ class Optimizer:
             if closure is not None:
                 with enable_grad():
                     loss = closure()
-            counted: dict[Tensor, Tensor] = {}  # parameters that started together share one step count
+            counted: dict[Node, Node] = {}
             for group in self.param_groups:
-                for p in group["params"]:
-                    grad = p.grad
-                    if grad is None:
-                        continue
-                    state = self.state[p]
-                    if not state:
-                        self._begin(p, state, group)
-                    step = state.get("step")
-                    if step is not None:
-                        after = counted.get(step)
-                        if after is None:
-                            after = counted[step] = next_step(step)
-                        state["step"] = after
-                    self._move(p, grad, state, group)
+                for batch, fresh in self._batches(group):
+                    self._advance(batch, fresh, group, counted)
         return loss
+
+    # What an optimizer consists of: a recurrence, the names of the state it moves, its numbers and flags.
+
+    _update: Op
+    _counts = True  # state has a "step"
+
+    def _kept(self, group: Group) -> tuple[str, ...]:
+        """The state that the recurrence moves, in the order in which it returns it."""
+        raise NotImplementedError
 
     def _begin(self, p: Tensor, state: State, group: Group) -> None:
         """Fill the state of a parameter before its first step."""
         raise NotImplementedError
 
-    def _move(self, p: Tensor, grad: Tensor, state: State, group: Group) -> None:
-        """Record one update of `p` and of its state."""
+    def _numbers(self, group: Group, fresh: bool) -> dict[str, Any]:
+        """The numbers of the recurrence, weight decay apart; `fresh` in a parameter's first step."""
         raise NotImplementedError
+
+    def _batches(self, group: Group) -> Iterable[tuple[list[Tensor], bool]]:
+        """The parameters that have a gradient, in batches for one recorded op each: usually one."""
+        batches: dict[tuple[Any, bool], list[Tensor]] = {}
+        states = self.state
+        starts: dict[Any, Node] = {}
+        for p in group["params"]:
+            if p.grad is not None:
+                state = states[p]
+                fresh = not state
+                if fresh:
+                    self._begin_one(p, state, group, starts)
+                key = (p._node.aval.device, fresh)
+                batch = batches.get(key)
+                if batch is None:
+                    batches[key] = [p]
+                else:
+                    batch.append(p)
+        return [(batch, fresh) for (_, fresh), batch in batches.items()]
+
+    def _begin_one(self, p: Tensor, state: State, group: Group, starts: dict[Any, Node]) -> None:
+        if self._counts:
+            device = p._node.aval.device
+            if device not in starts:
+                starts[device] = begin_number(p, 0.0).node
+            state["step"] = wrap(starts[device])
+        self._begin(p, state, group)
+
+    def _begin_all(self) -> None:
+        """For optimizers whose state exists before the first step."""
+        starts: dict[Any, Node] = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                self._begin_one(p, self.state[p], group, starts)
+
+    def _advance(self, batch: list[Tensor], fresh: bool, group: Group, counted: dict[Node, Node]) -> None:
+        """Record one step of `batch`. Parameters of the same age share a step count: one node, as many tensors."""
+        states = [self.state[p] for p in batch]
+        kept = self._kept(group)
+        targets = [*batch, *(state[name] for name in kept for state in states)]
+        lists = {"param": batch, "grad": [p.grad for p in batch]}
+        for name in kept:
+            lists[name] = [state[name] for state in states]
+        nodes = {name: [t.node for t in tensors] for name, tensors in lists.items()}
+        if self._counts:
+            nodes["step"] = steps = []
+            for state in states:
+                before = state["step"].node
+                after = counted.get(before)
+                if after is None:
+                    after = counted[before] = next_step(state["step"]).node
+                state["step"] = wrap(after)
+                steps.append(after)
+        numbers = self._numbers(group, fresh)
+        if group.get("weight_decay"):
+            numbers["weight_decay"] = group["weight_decay"]
+
+        op = self._update
+        inputs: list[Node] = []
+        form: list[Any] = []
+        for param in op.params:
+            if param.role == "arrays":
+                members = nodes.get(param.name, ())
+                inputs += members
+                form.append((len(members),))
+            elif param.role == "scalar":
+                number = numbers.get(param.name)
+                form.append(None if number is None else 1)
+                if number is not None:
+                    inputs.append(number.node if isinstance(number, Tensor) else scalar(float(number)))
+        flags = tuple([group[_FLAGS.get(name, name)] for name in op.statics])
+        new = record(op, tuple(form), flags, tuple(inputs))
+        recording = self.defaults.get("differentiable")
+        for i, target in enumerate(targets):
+            if recording:
+                check_writable(target, "step", new.requires_grad)
+            assign(target, pick(new, i), "step")
 
     # Hooks
 
@@ -320,6 +397,7 @@ class _Required:
 
 
 required = _Required()
+_FLAGS = {"decoupled": "decoupled_weight_decay"}  # static of a recurrence -> option of a group, where they differ
 _HOOKS = ("step_pre", "step_post", "save_pre", "save_post", "load_pre", "load_post")
 
 
@@ -364,32 +442,20 @@ def _cast(p: Tensor, value: Any, key: str = "") -> Any:
     return value
 
 
-def number(x: Any) -> Any:
-    """A hyper-parameter as a leaf of the program: always a float, so that 1 and 0.1 make the same program."""
-    return x if isinstance(x, Tensor) else float(x)
-
-
-def start(value: float = 0.0) -> Tensor:
-    """A number of the state, such as the step count, as a ready 0-d tensor of the default element type."""
+def begin_number(p: Tensor, value: float) -> Tensor:
+    """A number of the state, ready from the start, on the device of `p`; in single precision, as torch keeps it."""
     wide = dtypes.float64 if dtypes.get_default_dtype() is dtypes.float64 else dtypes.float32
-    return leaf_tensor(np.asarray(value, wide.np), wide)
+    return wrap(leaf_node(np.asarray(value, wide.np), wide, p._node.aval.device))
 
 
 def full_like(p: Tensor, value: float) -> Tensor:
     """State of the shape of `p`, ready from the start: recorded zeros would make the first step a program of its own."""
     fill = complex(value, value) if p.is_complex() else value  # a complex number is a pair of reals
-    return leaf_tensor(np.full(tuple(p.shape), fill, p.dtype.np), p.dtype, p.device)
+    return wrap(leaf_node(np.full(tuple(p.shape), fill, p.dtype.np), p.dtype, p._node.aval.device))
 
 
 def zeros_like(p: Tensor) -> Tensor:
     return full_like(p, 0.0)
-
-
-def write(targets: Iterable[Tensor | None], values: Iterable[Tensor]) -> None:
-    """Give each target that there is its new value, in place."""
-    for target, value in zip((t for t in targets if t is not None), values, strict=True):
-        check_writable(target, "step", value.requires_grad)  # with `differentiable` only: else nothing is recorded here
-        assign(target, value.node, "step")
 
 
 def check(who: str, phrase: str, value: Any, good: Any) -> None:

@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tapejax.optim.optimizer import (
-    Group,
-    Optimizer,
-    State,
-    check,
-    check_betas,
-    check_lr,
-    number,
-    start,
-    write,
-    zeros_like,
-)
+from tapejax.optim.optimizer import Group, Optimizer, State, check, check_betas, check_lr, zeros_like
 from tapejax.optim.updates import radam_update
 from tapejax.tensor import Tensor
 
@@ -26,6 +15,8 @@ class RAdam(Optimizer):
 
     In the first steps (`rho_t <= 5`, five of them with the default betas) the move is momentum alone. Liu et al. 2020.
     """
+
+    _update = radam_update
 
     def __init__(
         self,
@@ -60,15 +51,13 @@ class RAdam(Optimizer):
             },
         )
 
+    def _kept(self, group: Group) -> tuple[str, ...]:
+        return "exp_avg", "exp_avg_sq"
+
     def _begin(self, p: Tensor, state: State, group: Group) -> None:
-        state["step"] = start()
         state["exp_avg"] = zeros_like(p)
         state["exp_avg_sq"] = zeros_like(p)
 
-    def _move(self, p: Tensor, grad: Tensor, state: State, group: Group) -> None:
-        options: dict[str, Any] = {"maximize": group["maximize"], "decoupled": group["decoupled_weight_decay"]}
-        if group["weight_decay"]:
-            options["weight_decay"] = number(group["weight_decay"])
-        kept = state["exp_avg"], state["exp_avg_sq"]
-        numbers = (group["lr"], *group["betas"], group["eps"])
-        write((p, *kept), radam_update(p, grad, *kept, state["step"], *map(number, numbers), **options))
+    def _numbers(self, group: Group, fresh: bool) -> dict[str, Any]:
+        beta1, beta2 = group["betas"]
+        return {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tapejax.optim.optimizer import Group, Optimizer, State, check, check_lr, number, start, write, zeros_like
+from tapejax.optim.optimizer import Group, Optimizer, State, check, check_lr, zeros_like
 from tapejax.optim.updates import rmsprop_update
 from tapejax.tensor import Tensor
 
@@ -16,6 +16,8 @@ class RMSprop(Optimizer):
     `centered` subtracts the squared running mean from `v`. With `momentum` the quotients are summed as in SGD. As in torch,
     `eps` stands outside the root.
     """
+
+    _update = rmsprop_update
 
     def __init__(
         self,
@@ -52,23 +54,17 @@ class RMSprop(Optimizer):
             },
         )
 
-    def _begin(self, p: Tensor, state: State, group: Group) -> None:
-        state["step"] = start()
-        state["square_avg"] = zeros_like(p)
-        if group["momentum"] > 0:
-            state["momentum_buffer"] = zeros_like(p)
-        if group["centered"]:
-            state["grad_avg"] = zeros_like(p)
+    def _kept(self, group: Group) -> tuple[str, ...]:
+        return (
+            "square_avg",
+            *(("momentum_buffer",) if group["momentum"] > 0 else ()),
+            *(("grad_avg",) if group["centered"] else ()),
+        )
 
-    def _move(self, p: Tensor, grad: Tensor, state: State, group: Group) -> None:
-        options: dict[str, Any] = {"maximize": group["maximize"]}
-        if group["weight_decay"]:
-            options["weight_decay"] = number(group["weight_decay"])
-        if group["momentum"] > 0:
-            options["momentum"] = number(group["momentum"])
-        v = state["square_avg"]
-        buffer = state["momentum_buffer"] if group["momentum"] > 0 else None
-        mean = state["grad_avg"] if group["centered"] else None
-        numbers = map(number, (group["lr"], group["alpha"], group["eps"]))
-        new = rmsprop_update(p, grad, v, state["step"], *numbers, buffer, mean, **options)
-        write((p, v, buffer, mean), new)
+    def _begin(self, p: Tensor, state: State, group: Group) -> None:
+        for name in self._kept(group):
+            state[name] = zeros_like(p)
+
+    def _numbers(self, group: Group, fresh: bool) -> dict[str, Any]:
+        names = ("lr", "alpha", "eps", *(("momentum",) if group["momentum"] > 0 else ()))
+        return {name: group[name] for name in names}

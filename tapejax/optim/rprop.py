@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tapejax.optim.optimizer import (
-    Group,
-    Optimizer,
-    State,
-    check,
-    check_lr,
-    full_like,
-    number,
-    start,
-    write,
-    zeros_like,
-)
+from tapejax.optim.optimizer import Group, Optimizer, State, check, check_lr, full_like, zeros_like
 from tapejax.optim.updates import rprop_update
 from tapejax.tensor import Tensor
 
@@ -27,6 +16,8 @@ class Rprop(Optimizer):
     `etas`: the factors (shrink, grow). `step_sizes`: the (smallest, largest) allowed step. For full batches only.
     Riedmiller and Braun 1993.
     """
+
+    _update = rprop_update
 
     def __init__(
         self,
@@ -56,13 +47,14 @@ class Rprop(Optimizer):
             },
         )
 
+    def _kept(self, group: Group) -> tuple[str, ...]:
+        return "prev", "step_size"
+
     def _begin(self, p: Tensor, state: State, group: Group) -> None:
-        state["step"] = start()
         state["prev"] = zeros_like(p)
         state["step_size"] = full_like(p, float(group["lr"]))
 
-    def _move(self, p: Tensor, grad: Tensor, state: State, group: Group) -> None:
-        options: dict[str, Any] = {"maximize": group["maximize"]}
-        kept = state["prev"], state["step_size"]
-        numbers = map(number, (*group["etas"], *group["step_sizes"]))
-        write((p, *kept), rprop_update(p, grad, *kept, state["step"], *numbers, **options))
+    def _numbers(self, group: Group, fresh: bool) -> dict[str, Any]:
+        shrink, grow = group["etas"]
+        smallest, largest = group["step_sizes"]
+        return {"eta_minus": shrink, "eta_plus": grow, "smallest": smallest, "largest": largest}

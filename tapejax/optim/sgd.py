@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tapejax.errors import refuse
-from tapejax.optim.optimizer import Group, Optimizer, State, check, check_lr, number, write, zeros_like
+from tapejax.optim.optimizer import Group, Optimizer, State, check, check_lr, zeros_like
 from tapejax.optim.updates import sgd_update
 from tapejax.tensor import Tensor
 
@@ -25,6 +25,9 @@ class SGD(Optimizer):
     >>> w
     tensor([ 0.8000, -1.6000], requires_grad=True)
     """
+
+    _update = sgd_update
+    _counts = False  # torch keeps no step count here
 
     def __init__(
         self,
@@ -65,20 +68,16 @@ class SGD(Optimizer):
             },
         )
 
-    def _begin(self, p: Tensor, state: State, group: Group) -> None:
-        """There is nothing to keep without momentum; the buffer itself is made by the first step with one."""
+    def _kept(self, group: Group) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] else ()
 
-    def _move(self, p: Tensor, grad: Tensor, state: State, group: Group) -> None:
-        options: dict[str, Any] = {"nesterov": group["nesterov"], "maximize": group["maximize"]}
-        if group["weight_decay"]:
-            options["weight_decay"] = number(group["weight_decay"])
+    def _begin(self, p: Tensor, state: State, group: Group) -> None:
+        if group["momentum"]:
+            state["momentum_buffer"] = zeros_like(p)
+
+    def _numbers(self, group: Group, fresh: bool) -> dict[str, Any]:
         if not group["momentum"]:
-            write((p,), sgd_update(p, grad, number(group["lr"]), **options))
-            return
-        buffer = state.get("momentum_buffer")
-        damping = 1.0 - group["dampening"]
-        if buffer is None:  # from zeros and undamped, the first sum is the gradient itself: the same program as later
-            buffer = state["momentum_buffer"] = zeros_like(p)
-            damping = 1.0
-        options["momentum"] = number(group["momentum"])
-        write((p, buffer), sgd_update(p, grad, number(group["lr"]), buffer, damping=damping, **options))
+            return {"lr": group["lr"]}
+        # from zeros and undamped, the first sum is the gradient itself: the same program as later
+        damping = 1.0 if fresh else 1.0 - group["dampening"]
+        return {"lr": group["lr"], "momentum": group["momentum"], "damping": damping}

@@ -1,9 +1,10 @@
-"""The recurrences: one internal op per optimizer, from old values to new ones.
+"""The recurrences: one internal op per optimizer, from all old values of a group to the new ones.
 
-Each body is the textbook formula of one parameter. It returns `(param, *state)`, new values in the order in which the old
-ones came in; `Optimizer` writes them back. All numbers that may change between steps are `Scalar` leaves and the step count is an
-operand, so that a schedule never changes the program; a recurrence without use for the count takes it all the same, which
-has it computed along. A number left out (`weight_decay`) is one that torch skips when 0.
+Each body is the textbook formula of *one* parameter; `recurrence` declares the op that applies it to lists of them, so that a
+step of a group is one node. A body returns `(param, *state)`, new values in the order in which the old ones came in. All numbers
+that may change between steps are `Scalar` leaves and the step count is an operand, so that a schedule never changes the
+program; a recurrence without use for the count takes it all the same, which has it computed along. A number left out
+(`weight_decay`) is one that torch skips when 0.
 
 Torch's conventions: `maximize` climbs; a complex parameter is a pair of reals, except in SGD, whose formula needs no
 distinction since `.grad` already points uphill. Half precision is computed in float32 and rounded once.
@@ -11,13 +12,14 @@ distinction since `.grad` already points uphill. Half precision is computed in f
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from tapejax.tape.op import Array, Arrays, Scalar, op
+from tapejax.tape.op import Array, Arrays, Op, Scalar, op
 
 
 def _work(x: Any) -> Any:
@@ -60,13 +62,33 @@ def _count(step: Any) -> Any:
     return step.astype(jnp.float64)
 
 
+def recurrence(body: Callable[..., tuple[Any, ...]]) -> Op:
+    """Declare the op that applies `body` to lists: its operands are lists of one length, empty where `body` takes None.
+
+    The result lists all new parameters first, then all new values of each state in turn.
+    """
+    signature = inspect.signature(body)
+    lists = [p.name for p in signature.parameters.values() if p.annotation in ("Array", "Array | None")]
+
+    def impl(**arguments: Any) -> tuple[Any, ...]:
+        n = len(arguments["param"])
+        columns = [arguments.pop(name) or (None,) * n for name in lists]
+        new = [body(**dict(zip(lists, row, strict=True)), **arguments) for row in zip(*columns, strict=True)]
+        return tuple(value for column in zip(*new, strict=True) for value in column)
+
+    parameters = [p.replace(annotation="Arrays") if p.name in lists else p for p in signature.parameters.values()]
+    impl.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    impl.__name__, impl.__doc__ = body.__name__, body.__doc__
+    return op("", oracle=None)(impl)
+
+
 @op("", oracle=None)
 def next_step(step: Array) -> Array:
     """Count one step."""
     return step + 1
 
 
-@op("", oracle=None)
+@recurrence
 def sgd_update(
     param: Array,
     grad: Array,
@@ -90,7 +112,7 @@ def sgd_update(
     return (p - s(lr) * g).astype(param.dtype), b.astype(momentum_buffer.dtype)
 
 
-@op("", oracle=None)
+@recurrence
 def adam_update(
     param: Array,
     grad: Array,
@@ -123,7 +145,7 @@ def adam_update(
     return out if max_exp_avg_sq is None else (*out, _store(top, max_exp_avg_sq))
 
 
-@op("", oracle=None)
+@recurrence
 def nadam_update(
     param: Array,
     grad: Array,
@@ -160,7 +182,7 @@ def nadam_update(
     return _store(p, param), _store(m, exp_avg), _store(v, exp_avg_sq), product
 
 
-@op("", oracle=None)
+@recurrence
 def radam_update(
     param: Array,
     grad: Array,
@@ -196,7 +218,7 @@ def radam_update(
     return _store(p, param), _store(m, exp_avg), _store(v, exp_avg_sq)
 
 
-@op("", oracle=None)
+@recurrence
 def adamax_update(
     param: Array,
     grad: Array,
@@ -221,11 +243,11 @@ def adamax_update(
     return _store(p, param), _store(m, exp_avg), _store(u, exp_inf)
 
 
-@op("", oracle=None)
+@recurrence
 def adagrad_update(
     param: Array,
     grad: Array,
-    squares: Array,
+    sum: Array,
     step: Array,
     lr: Scalar,
     lr_decay: Scalar,
@@ -235,15 +257,15 @@ def adagrad_update(
     maximize: bool,
 ) -> tuple[Array, ...]:
     """Divide by the root of the summed squares (Duchi et al. 2011), with a rate falling as `lr / (1 + (t - 1) decay)`."""
-    p, g, total = map(_work, (param, grad, squares))
+    p, g, total = map(_work, (param, grad, sum))
     s, t = _caster(p), _count(step)
     g = _uphill(p, g, weight_decay, maximize)
     total = total + g * g
     p = p - s(lr / (1 + (t - 1) * lr_decay)) * g / (jnp.sqrt(total) + s(eps))
-    return _store(p, param), _store(total, squares)
+    return _store(p, param), _store(total, sum)
 
 
-@op("", oracle=None)
+@recurrence
 def rmsprop_update(
     param: Array,
     grad: Array,
@@ -283,7 +305,7 @@ def rmsprop_update(
     return _store(p - s(lr) * move, param), *out
 
 
-@op("", oracle=None)
+@recurrence
 def adadelta_update(
     param: Array,
     grad: Array,
@@ -307,7 +329,7 @@ def adadelta_update(
     return _store(p - s(lr) * move, param), _store(v, square_avg), _store(d, acc_delta)
 
 
-@op("", oracle=None)
+@recurrence
 def rprop_update(
     param: Array,
     grad: Array,
@@ -332,7 +354,7 @@ def rprop_update(
     return _store(p - jnp.sign(g) * size, param), _store(g, prev), _store(size, step_size)
 
 
-@op("", oracle=None)
+@recurrence
 def asgd_update(
     param: Array,
     grad: Array,
