@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from tapejax.errors import refuse
-from tapejax.ops.part import as_strided, diagonal, select_, slice_
+from tapejax.ops.part import as_strided, diagonal, put_as_strided, put_diagonal, put_select, put_slice, select_, slice_
 from tapejax.ops.shape import axes, axis, permute, transpose
 from tapejax.tape.op import Array, Dims, Ints, composite, error_sample, op, sample
 from tapejax.tensor import Tensor
@@ -341,7 +341,7 @@ def select_scatter(input: Array, src: Array, dim: int, index: int) -> Array:
         raise refuse(IndexError, "select_scatter", f"index {index} is out of bounds for dimension {d} with size {n}")
     at = jnp.asarray(index % n)
     _same_shape("select_scatter", src, select_.impl(input, at, d))
-    return select_.put(input, src, at, dim=d)
+    return put_select(input, src, at, dim=d)
 
 
 @select_scatter.samples
@@ -361,7 +361,7 @@ def slice_scatter(
 ) -> Array:
     """Return a copy of `input` with `input[start:end:step]` along `dim` replaced by `src`."""
     _same_shape("slice_scatter", src, slice_.impl(input, dim, start, end, step))
-    return slice_.put(input, src, dim=dim, start=start, stop=end, step=step)
+    return put_slice(input, src, dim=dim, start=start, stop=end, step=step)
 
 
 @slice_scatter.samples
@@ -374,7 +374,7 @@ def _(make):
 def diagonal_scatter(input: Array, src: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
     """Return a copy of `input` with a diagonal replaced by `src`; see `diagonal`."""
     _same_shape("diagonal_scatter", src, diagonal.impl(input, offset, dim1, dim2))
-    return diagonal.put(input, src, offset=offset, dim1=dim1, dim2=dim2)
+    return put_diagonal(input, src, offset=offset, dim1=dim1, dim2=dim2)
 
 
 @diagonal_scatter.samples
@@ -389,7 +389,7 @@ def as_strided_scatter(
 ) -> Array:
     """Return a copy of `input` with the elements that `as_strided` would show replaced by `src`."""
     _same_shape("as_strided_scatter", src, as_strided.impl(input, size, stride, storage_offset))
-    return as_strided.put(input, src, size=size, stride=stride, storage_offset=storage_offset)
+    return put_as_strided(input, src, size=size, stride=stride, storage_offset=storage_offset)
 
 
 @as_strided_scatter.samples

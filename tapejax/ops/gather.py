@@ -201,7 +201,7 @@ def _scattered(
 def _write(input: Array, at: tuple[Array, ...], d: int, src: Array, how: str, include_self: bool) -> Array:
     if how == "set":
         return input.at[at].set(src, mode="drop")
-    count = None
+    count: Any = None
     if how == "mean" or not include_self:
         count = jnp.zeros(input.shape, jnp.int64).at[at].add(1, mode="drop")
     base = input if include_self else jnp.where(count > 0, _neutral(how, input.dtype), input)

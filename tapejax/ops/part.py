@@ -20,11 +20,11 @@ from tapejax.tensor import Tensor
 # ---------------------------------------------------------------- parts
 
 
-def _put_select(base: Array, value: Array, index: Array, *, dim: int) -> Array:
+def put_select(base: Array, value: Array, index: Array, *, dim: int) -> Array:
     return lax.dynamic_update_index_in_dim(base, value, index, dim)
 
 
-@op("", put=_put_select, oracle=None)
+@op("", put=put_select, oracle=None)
 def select_(input: Array, index: Array, dim: int) -> Array:
     """Return entry `index` along `dim`, without that dimension. The index is an operand: changing it recompiles
     nothing.
@@ -112,7 +112,7 @@ def _bounds(n: int, start: int | None, stop: int | None, step: int | None) -> tu
     return first, max(first, last), by
 
 
-def _put_slice(base: Array, value: Array, *, dim: int, start: int | None, stop: int | None, step: int | None) -> Array:
+def put_slice(base: Array, value: Array, *, dim: int, start: int | None, stop: int | None, step: int | None) -> Array:
     d = axis("slice", dim, base.ndim)
     first, last, by = _bounds(base.shape[d], start, stop, step)
     if by == 1:
@@ -120,7 +120,7 @@ def _put_slice(base: Array, value: Array, *, dim: int, start: int | None, stop: 
     return base.at[(builtins.slice(None),) * d + (builtins.slice(first, last, by),)].set(value)
 
 
-@op("", put=_put_slice, oracle=None)
+@op("", put=put_slice, oracle=None)
 def slice_(
     input: Array, dim: int = 0, start: int | None = None, stop: int | None = None, step: int | None = 1
 ) -> Array:
@@ -152,13 +152,13 @@ def _diagonal_at(input: Array, offset: int, dim1: int, dim2: int) -> tuple[int, 
     return a, b, steps + below, steps + above
 
 
-def _put_diagonal(base: Array, value: Array, *, offset: int, dim1: int, dim2: int) -> Array:
+def put_diagonal(base: Array, value: Array, *, offset: int, dim1: int, dim2: int) -> Array:
     a, b, rows, columns = _diagonal_at(base, offset, dim1, dim2)
     written = jnp.moveaxis(base, (a, b), (-2, -1)).at[..., rows, columns].set(value)
     return jnp.moveaxis(written, (-2, -1), (a, b))
 
 
-@op("torch Tensor", put=_put_diagonal)
+@op("torch Tensor", put=put_diagonal)
 def diagonal(input: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
     """Return the diagonal over `dim1` and `dim2` as the last dimension; `offset` > 0 lies above the main one."""
     a, b, _, _ = _diagonal_at(input, offset, dim1, dim2)
@@ -327,12 +327,12 @@ def _strided(input: Array, size: Ints, stride: Ints, storage_offset: int | None)
     return at
 
 
-def _put_as_strided(base: Array, value: Array, *, size: Ints, stride: Ints, storage_offset: int | None) -> Array:
+def put_as_strided(base: Array, value: Array, *, size: Ints, stride: Ints, storage_offset: int | None) -> Array:
     at = _strided(base, size, stride, storage_offset)
     return base.reshape(-1).at[at].set(value).reshape(base.shape)
 
 
-@op("torch Tensor", put=_put_as_strided)
+@op("torch Tensor", put=put_as_strided)
 def as_strided(
     input: Array, size: tuple[int, ...], stride: tuple[int, ...], storage_offset: int | None = None
 ) -> Array:

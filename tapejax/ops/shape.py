@@ -108,7 +108,7 @@ def view(input: Array, size: Ints) -> Array:
     torch.Size([2, 3])
     """
     if _is_dtype(size):
-        target = size if isinstance(size, dtypes.dtype) else size[0]
+        target: Any = size if isinstance(size, dtypes.dtype) else size[0]
         if np.dtype(input.dtype).itemsize != target.itemsize:
             raise refuse(
                 RuntimeError,
