@@ -10,7 +10,7 @@ import numpy as np
 
 from tapejax import dtypes
 from tapejax.errors import refuse
-from tapejax.ops.reduce import axis
+from tapejax.ops.reduce import axis, mixed
 from tapejax.tape.op import Array, Arrays, Scalar, composite, error_sample, op, sample
 
 
@@ -260,7 +260,7 @@ def _(make: Any) -> Iterator[Any]:
     yield error_sample(RuntimeError, "the last dimension must match", make(2), make(3))
 
 
-@op("torch Tensor", aliases="ger", promote="common", saves={"input": "vec2", "vec2": "input"})
+@op("torch Tensor", aliases="ger", promote=mixed, saves={"input": "vec2", "vec2": "input"})
 def outer(input: Array, vec2: Array) -> Array:
     """Return all products of two vectors: `(N,)`, `(M,) -> (N, M)`."""
     for which, x in (("self", input), ("vec2", vec2)):
@@ -421,7 +421,7 @@ def _check_equation(operands: Any, equation: str) -> None:
             raise refuse(RuntimeError, "einsum", f"{message}: {equation!r}")
 
 
-@op("", promote="common", saves="operands", grad_name="Bmm", oracle=None)
+@op("", promote=mixed, saves="operands", grad_name="Bmm", oracle=None)
 def einsum_op(operands: Arrays, equation: str) -> Array:
     """Return the contraction that an equation without spaces describes; see the public `einsum`."""
     _check_equation(operands, equation)
@@ -509,7 +509,7 @@ def _(make: Any) -> Iterator[Any]:
     yield error_sample(RuntimeError, "contracted dimensions need to match", make(2, 3), make(2, 3), 1)
 
 
-@op("torch Tensor", promote="common", saves={"input": "other", "other": "input"}, grad_name="View")
+@op("torch Tensor", promote=mixed, saves={"input": "other", "other": "input"}, grad_name="View")
 def kron(input: Array, other: Array) -> Array:
     """Return the Kronecker product: blocks `input[i, j] * other`, axes aligned at the end."""
     return jnp.kron(input, other)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tapejax import dtypes
 from tapejax.errors import refuse
-from tapejax.ops.reduce import axes, axis, shared
+from tapejax.ops.reduce import axes, axis, mixed, shared
 from tapejax.tape.op import Array, Dims, composite, error_sample, op, sample
 
 
@@ -261,7 +261,7 @@ def _(make: Any) -> Iterator[Any]:
     yield np.zeros(3), np.zeros(3)
 
 
-@op("torch", promote="common", saves="x1 x2 result", grad_name="Cdist")
+@op("torch", promote=mixed, saves="x1 x2 result", grad_name="Cdist")
 def cdist(x1: Array, x2: Array, p: float = 2.0, compute_mode: str | None = None) -> Array:
     """Return the p-norm distances between rows: `(..., P, M)`, `(..., R, M) -> (..., P, R)`, leading axes broadcast.
 

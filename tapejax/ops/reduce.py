@@ -38,6 +38,12 @@ def axes(name: str, dim: Any, rank: int) -> tuple[int, ...]:
     return tuple(sorted(named)) if rank else ()
 
 
+def mixed(avals: Any, statics: Any) -> tuple[Any, ...]:
+    """Promotion rule: the common element type of operands whose shapes need not broadcast."""
+    present = [a for a in avals if a is not None]
+    return (dtypes.common((a.dtype, a.rank) for a in present),) * len(avals)
+
+
 def _kept(x: Any, where: tuple[int, ...], keepdim: bool) -> Any:
     """Drop the reduced axes, which `x` still has with extent 1, unless they are to be kept."""
     return x if keepdim else jnp.squeeze(x, where)
@@ -383,7 +389,8 @@ def aminmax(input: Array, *, dim: int | None = None, keepdim: bool = False) -> t
 
     Raises RuntimeError for an empty axis.
     """
-    if 0 in (input.shape if dim is None else (input.shape or (1,))[axis("aminmax", dim, input.ndim)],):
+    extents = input.shape if dim is None else [(input.shape or (1,))[axis("aminmax", dim, input.ndim)]]
+    if 0 in extents:
         raise refuse(RuntimeError, "aminmax", "cannot compute aminmax over an empty dimension as the operation has no identity")
     return _extreme("aminmax", input, dim, keepdim, False), _extreme("aminmax", input, dim, keepdim, True)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tapejax import dtypes
 from tapejax.errors import refuse
-from tapejax.ops.reduce import along, axis, summed_type
+from tapejax.ops.reduce import along, axis, mixed, summed_type
 from tapejax.tape.op import Array, error_sample, op, sample
 
 
@@ -123,7 +123,7 @@ for _op in (cummax, cummin):
         yield make(), 0
 
 
-@op("torch Tensor", promote="common")
+@op("torch Tensor", promote=mixed)
 def diff(input: Array, n: int = 1, dim: int = -1, prepend: Array | None = None, append: Array | None = None) -> Array:
     """Return the n-th forward difference along `dim`, after joining `prepend` and `append` to the ends.
 
@@ -180,7 +180,7 @@ def _trapezoids(name: str, y: Any, x: Any, dx: Any, dim: int) -> Any:
     return heights * (steps / 2).astype(y.dtype), d
 
 
-@op("torch", aliases="trapz", promote="common", saves="y x")
+@op("torch", aliases="trapz", promote=mixed, saves="y x")
 def trapezoid(y: Array, x: Array | None = None, *, dx: float = 1, dim: int = -1) -> Array:
     """Return the integral of samples `y` along `dim` by the trapezoidal rule: `Σ (x_{i+1} - x_i)(y_i + y_{i+1}) / 2`.
 
@@ -198,7 +198,7 @@ def _(make: Any) -> Iterator[Any]:
     yield sample(make(3, 4), dx=0.5, dim=0)
 
 
-@op("torch", promote="common", saves="y x")
+@op("torch", promote=mixed, saves="y x")
 def cumulative_trapezoid(y: Array, x: Array | None = None, *, dx: float = 1, dim: int = -1) -> Array:
     """Return the running integral of samples `y` along `dim` by the trapezoidal rule, one entry shorter; see `trapezoid`."""
     area, d = _trapezoids("cumulative_trapezoid", y, x, dx, dim)

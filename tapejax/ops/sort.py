@@ -12,7 +12,7 @@ import numpy as np
 from tapejax import dtypes
 from tapejax.errors import refuse
 from tapejax.ops.create import from_numpy
-from tapejax.ops.reduce import along, axis, picked
+from tapejax.ops.reduce import along, axis, mixed, picked
 from tapejax.tape.op import Array, composite, error_sample, op, sample
 
 
@@ -264,7 +264,7 @@ def _(make: Any) -> Iterator[Any]:
     yield error_sample(RuntimeError, "boundaries tensor must be 1 dimension", make(3), make(2, 2))
 
 
-@op("torch", differentiable=False, promote="common")
+@op("torch", differentiable=False, promote=mixed)
 def isin(elements: Array, test_elements: Array, *, assume_unique: bool = False, invert: bool = False) -> Array:
     """Return, for each of `elements`, whether it is among `test_elements` (with `invert`, whether it is not)."""
     return jnp.isin(elements, test_elements, assume_unique=assume_unique, invert=invert)
