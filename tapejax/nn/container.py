@@ -33,7 +33,9 @@ class Sequential(Module):
 
     def __init__(self, *args: Any) -> None:
         super().__init__()
-        named = args[0].items() if len(args) == 1 and isinstance(args[0], OrderedDict) else ((str(i), m) for i, m in enumerate(args))
+        named = (
+            args[0].items() if len(args) == 1 and isinstance(args[0], OrderedDict) else ((str(i), m) for i, m in enumerate(args))
+        )
         for name, module in named:
             self.add_module(name, module)
 
@@ -225,7 +227,9 @@ class ModuleDict(Module):
     def update(self, modules: Any) -> None:
         """Add or replace modules, from a mapping or from pairs."""
         if not isinstance(modules, Iterable):
-            raise TypeError(f"ModuleDict.update should be called with an iterable of key/value pairs, but got {type(modules).__name__}")
+            raise TypeError(
+                f"ModuleDict.update should be called with an iterable of key/value pairs, but got {type(modules).__name__}"
+            )
         for key, module in modules.items() if isinstance(modules, Mapping | ModuleDict) else modules:
             self[key] = module
 

@@ -179,7 +179,18 @@ class _ConvTranspose(_ConvNd):
         if padding_mode != "zeros":
             raise ValueError(f'Only "zeros" padding mode is supported for {type(self).__name__}')
         super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, output_padding, dilation, groups, bias, padding_mode, device, dtype
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            output_padding,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            device,
+            dtype,
         )
 
     def forward(self, input: Any, output_size: Any = None) -> Any:
@@ -192,10 +203,14 @@ class _ConvTranspose(_ConvNd):
         wanted = tuple(output_size)[-n:]
         found = []
         for axis, size in enumerate(tuple(input.shape)[-n:]):
-            least = (size - 1) * self.stride[axis] - 2 * self.padding[axis] + self.dilation[axis] * (self.kernel_size[axis] - 1) + 1
+            least = (
+                (size - 1) * self.stride[axis] - 2 * self.padding[axis] + self.dilation[axis] * (self.kernel_size[axis] - 1) + 1
+            )
             most = least + self.stride[axis] - 1
             if not least <= wanted[axis] <= most:
-                raise ValueError(f"requested an output size of {wanted}, but valid sizes range from {least} to {most} on axis {axis}")
+                raise ValueError(
+                    f"requested an output size of {wanted}, but valid sizes range from {least} to {most} on axis {axis}"
+                )
             found.append(wanted[axis] - least)
         return tuple(found)
 

@@ -64,7 +64,9 @@ def register_module_forward_pre_hook(hook: Callable[..., Any]) -> RemovableHandl
     return register(FORWARD_PRE, Hook(hook))
 
 
-def register_module_forward_hook(hook: Callable[..., Any], *, with_kwargs: bool = False, always_call: bool = False) -> RemovableHandle:
+def register_module_forward_hook(
+    hook: Callable[..., Any], *, with_kwargs: bool = False, always_call: bool = False
+) -> RemovableHandle:
     """Call `hook(module, args, output)` after every module's forward; what it returns (if not None) replaces the output."""
     return register(FORWARD, Hook(hook, with_kwargs, always_call))
 

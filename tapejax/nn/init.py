@@ -8,6 +8,7 @@ from typing import Any
 
 from tapejax.autograd.grad_mode import no_grad
 from tapejax.errors import refuse
+from tapejax.ops.decompose import qr
 
 
 def calculate_gain(nonlinearity: str, param: Any = None) -> float:
@@ -33,7 +34,9 @@ def _fans(tensor: Any) -> tuple[int, int]:
     """How many inputs each output sums, and how many outputs each input feeds."""
     shape = tuple(tensor.shape)
     if len(shape) < 2:
-        raise refuse(ValueError, "init", f"Fan in and fan out can not be computed for tensor with fewer than 2 dimensions: {shape}")
+        raise refuse(
+            ValueError, "init", f"Fan in and fan out can not be computed for tensor with fewer than 2 dimensions: {shape}"
+        )
     field = math.prod(shape[2:])
     return shape[1] * field, shape[0] * field
 
@@ -54,11 +57,14 @@ def normal_(tensor: Any, mean: float = 0.0, std: float = 1.0, generator: Any = N
 
 
 @no_grad()
-def trunc_normal_(tensor: Any, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Any = None) -> Any:
+def trunc_normal_(
+    tensor: Any, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Any = None
+) -> Any:
     """Fill with normal values conditioned on [a, b], by inverting the distribution function."""
     if mean < a - 2 * std or mean > b + 2 * std:
         warnings.warn(
-            "mean is more than 2 std from [a, b] in nn.init.trunc_normal_. The distribution of values may be incorrect.", stacklevel=2
+            "mean is more than 2 std from [a, b] in nn.init.trunc_normal_. The distribution of values may be incorrect.",
+            stacklevel=2,
         )
     low, high = (math.erf((v - mean) / std / math.sqrt(2.0)) for v in (a, b))
     tensor.uniform_(low, high, generator=generator)
@@ -139,7 +145,9 @@ def kaiming_uniform_(
     return uniform_(tensor, -bound, bound, generator)
 
 
-def kaiming_normal_(tensor: Any, a: float = 0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Any = None) -> Any:
+def kaiming_normal_(
+    tensor: Any, a: float = 0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Any = None
+) -> Any:
     """Fill with normal values of deviation gain / √fan, with the gain of a leaky relu of slope `a`. He et al. 2015."""
     if 0 in tensor.shape:
         warnings.warn("Initializing zero-element tensors is a no-op", stacklevel=2)
@@ -159,8 +167,6 @@ def orthogonal_(tensor: Any, gain: float = 1, generator: Any = None) -> Any:
     draw = tensor.detach().clone().normal_(0, 1, generator=generator).reshape(rows, cols)
     if rows < cols:
         draw = draw.t()
-    from tapejax.ops.linalg import qr
-
     q, r = qr(draw)
     q = q * r.diagonal().sign()
     return tensor.copy_((q.t() if rows < cols else q).reshape(tuple(tensor.shape))).mul_(gain)

@@ -11,7 +11,19 @@ from tapejax.autograd.grad_mode import no_grad
 from tapejax.device import device as device_type
 from tapejax.errors import refuse
 from tapejax.nn import backward_hooks, hooks
-from tapejax.nn.hooks import Hook, RemovableHandle, register
+from tapejax.nn.hooks import (
+    Hook,
+    RemovableHandle,
+    register,
+    register_module_backward_hook,
+    register_module_buffer_registration_hook,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+    register_module_full_backward_hook,
+    register_module_full_backward_pre_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from tapejax.nn.parameter import Buffer, Parameter
 from tapejax.tensor import Tensor
 
@@ -209,7 +221,9 @@ class Module:
             return
         if modules is not None and name in modules:
             if value is not None:
-                raise TypeError(f"cannot assign '{type(value).__name__}' as child module '{name}' (torch.nn.Module or None expected)")
+                raise TypeError(
+                    f"cannot assign '{type(value).__name__}' as child module '{name}' (torch.nn.Module or None expected)"
+                )
             modules[name] = None
             return
         buffers = held.get("_buffers")
@@ -268,7 +282,9 @@ class Module:
         if hasattr(self, name) and name not in self._parameters:
             raise KeyError(f"attribute '{name}' already exists")
         if param is not None and not isinstance(param, Parameter):
-            raise TypeError(f"cannot assign '{type(param).__name__}' object to parameter '{name}' (torch.nn.Parameter or None required)")
+            raise TypeError(
+                f"cannot assign '{type(param).__name__}' object to parameter '{name}' (torch.nn.Parameter or None required)"
+            )
         if param is not None and not param.is_leaf:
             raise ValueError(
                 f"Cannot assign non-leaf Tensor to parameter '{name}'. Model parameters must be created explicitly: compute it in forward()"
@@ -474,7 +490,9 @@ class Module:
             place, kind = like.device, like.dtype
         kind = None if kind is None else dtypes.of(kind)
         if kind is not None and not kind.is_differentiable:
-            raise refuse(TypeError, "to", f"nn.Module.to only accepts floating point or complex dtypes, but got desired dtype={kind}")
+            raise refuse(
+                TypeError, "to", f"nn.Module.to only accepts floating point or complex dtypes, but got desired dtype={kind}"
+            )
 
         def convert(t: Tensor) -> Tensor:
             cast = kind if kind is not None and (t.is_floating_point() or t.is_complex()) else None
@@ -684,7 +702,9 @@ class Module:
             keys = _IncompatibleKeys(missing, unexpected)
             for hook in module._load_state_dict_post_hooks.values():
                 if hook(module, keys) is not None:
-                    raise AssertionError("Hooks registered with register_load_state_dict_post_hook are not expected to return new values")
+                    raise AssertionError(
+                        "Hooks registered with register_load_state_dict_post_hook are not expected to return new values"
+                    )
 
         load(self, given, "")
         if strict:
@@ -717,3 +737,16 @@ class Module:
 
 def _indented(text: str) -> str:
     return text.replace("\n", "\n  ")
+
+
+__all__ = [
+    "Module",
+    "register_module_backward_hook",
+    "register_module_buffer_registration_hook",
+    "register_module_forward_hook",
+    "register_module_forward_pre_hook",
+    "register_module_full_backward_hook",
+    "register_module_full_backward_pre_hook",
+    "register_module_module_registration_hook",
+    "register_module_parameter_registration_hook",
+]

@@ -16,7 +16,14 @@ class _NormBase(Module):
     _version = 2
 
     def __init__(
-        self, num_features: int, eps: float, momentum: float | None, affine: bool, track_running_stats: bool, device: Any, dtype: Any
+        self,
+        num_features: int,
+        eps: float,
+        momentum: float | None,
+        affine: bool,
+        track_running_stats: bool,
+        device: Any,
+        dtype: Any,
     ) -> None:
         super().__init__()
         self.num_features = num_features
@@ -153,7 +160,9 @@ class _InstanceNorm(_NormBase):
         single = input.dim() == self.spatial + 1
         channels = input.shape[0 if single else 1]
         if channels != self.num_features and self.affine:
-            raise ValueError(f"expected input's size at dim={0 if single else 1} to match num_features ({self.num_features}), but got: {channels}.")
+            raise ValueError(
+                f"expected input's size at dim={0 if single else 1} to match num_features ({self.num_features}), but got: {channels}."
+            )
         out = normalization.instance_norm(
             input.unsqueeze(0) if single else input,
             self.running_mean,
@@ -228,7 +237,12 @@ class RMSNorm(Module):
     """Divide by the root mean square over the trailing axes. See `nn.functional.rms_norm`."""
 
     def __init__(
-        self, normalized_shape: Any, eps: float | None = None, elementwise_affine: bool = True, device: Any = None, dtype: Any = None
+        self,
+        normalized_shape: Any,
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__()
         self.normalized_shape = _as_shape(normalized_shape)

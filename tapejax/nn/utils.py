@@ -9,7 +9,7 @@ from typing import Any
 from tapejax.autograd.grad_mode import no_grad
 from tapejax.errors import refuse
 from tapejax.ops.create import tensor
-from tapejax.ops.shape import cat, stack
+from tapejax.ops.join import cat, stack
 from tapejax.tensor import Tensor
 
 
