@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from math import e, inf, nan, pi
 from typing import Any
 
 from tapejax import dtypes, ops
@@ -15,7 +16,7 @@ from tapejax.tensor import Size, Tensor
 for _module in pkgutil.iter_modules(ops.__path__):
     importlib.import_module(f"tapejax.ops.{_module.name}")
 
-from tapejax import autograd, dispatch, operators  # noqa: E402
+from tapejax import autograd, convert, dispatch, operators  # noqa: E402
 from tapejax.autograd import enable_grad, is_grad_enabled, no_grad, set_grad_enabled  # noqa: E402
 from tapejax.device import device  # noqa: E402
 from tapejax.dtypes import dtype, get_default_dtype, set_default_dtype  # noqa: E402
@@ -23,12 +24,20 @@ from tapejax.rng import Generator, default_generator, get_rng_state, initial_see
 
 dispatch.bind_all()
 _spaces = dispatch.exposures()
-globals().update(_spaces.get("torch", {}))
-for _name, _function in _spaces.get("Tensor", {}).items():
+globals().update(_spaces.pop("torch"))
+for _name, _function in _spaces.pop("Tensor").items():
     setattr(Tensor, _name, _function)
-for _name, _function in _spaces.get("Tensor.property", {}).items():
+for _name, _function in _spaces.pop("Tensor.property").items():
     setattr(Tensor, _name, property(_function))
-operators.install(_spaces["torch"])
+operators.install(globals())
 for _dtype in dtypes.ALL:
     for _name in (_dtype.name, *_dtype.aliases):
         globals()[_name] = _dtype
+
+from tapejax import nn, optim  # noqa: E402
+
+for _space, _functions in _spaces.items():  # nn.functional, special, linalg, fft
+    _module = importlib.import_module(f"tapejax.{_space}")
+    for _name, _function in _functions.items():
+        setattr(_module, _name, _function)
+

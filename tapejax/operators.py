@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tapejax.dispatch import assign
+from tapejax.ops.index import getitem, setitem
 from tapejax.storage.view import check_writable
 from tapejax.tensor import Tensor
 
@@ -32,6 +33,8 @@ def install(functions: dict[str, Any]) -> None:
         setattr(Tensor, f"__{python}__", _comparison(functions[name], f"__{python}__"))
     for python, name in _UNARY.items():
         setattr(Tensor, f"__{python}__", functions[name])
+    Tensor.__getitem__ = getitem  # type: ignore[attr-defined]
+    Tensor.__setitem__ = setitem  # type: ignore[attr-defined]
     Tensor.__hash__ = _identity_hash  # type: ignore[method-assign]  # defining __eq__ afterwards does not clear it
 
 

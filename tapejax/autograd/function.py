@@ -40,7 +40,7 @@ def function_alias(input: Array) -> Any:
 class Cut:
     """The Python backward behind a Function's outputs."""
 
-    __slots__ = ("avals", "ctx", "edges", "freed", "name", "needed", "output_refs")
+    __slots__ = ("__weakref__", "avals", "ctx", "edges", "freed", "name", "needed", "output_refs")
 
     def __init__(self, name: str, ctx: Any, edges: tuple[Node | None, ...]) -> None:
         self.name = name

@@ -1,0 +1,1 @@
+"""torch.fft: discrete Fourier transforms, filled from the op table."""

@@ -1,0 +1,1 @@
+"""torch.linalg: linear algebra, filled from the op table."""

@@ -1,0 +1,1 @@
+"""torch.special: special functions, filled from the op table."""
