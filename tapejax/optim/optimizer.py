@@ -358,9 +358,16 @@ class Optimizer:
             for n, p in zip(theirs["params"], mine["params"], strict=True)
         }
         state: defaultdict[Any, State] = defaultdict(dict)
+        ages: dict[Any, Tensor] = {}
         for key, value in state_dict["state"].items():
             if key in of:
-                state[of[key]] = _cast(of[key], value)
+                state[of[key]] = mine = _cast(of[key], value)
+                step = mine.get("step") if isinstance(mine, dict) else None
+                if isinstance(step, (int, float)):
+                    step = begin_number(of[key], step)
+                if isinstance(step, Tensor):  # the same count is one node again
+                    age = (step.item(), step.dtype, step._node.aval.device)
+                    mine["step"] = wrap(ages.setdefault(age, step).node)
             else:
                 state[key] = value
         for mine, theirs in zip(ours, saved, strict=True):
