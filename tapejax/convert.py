@@ -16,9 +16,10 @@ from tapejax.autograd.function import Function
 from tapejax.dispatch import CAST, assign, operand
 from tapejax.errors import refuse
 from tapejax.storage.view import check_writable
-from tapejax.tape.infer import check_broadcast
-from tapejax.tape.node import leaf
 from tapejax.tape.aval import aval_of
+from tapejax.tape.infer import check_broadcast
+from tapejax.tape.modes import grad_enabled
+from tapejax.tape.node import leaf
 from tapejax.tape.op import Array, composite, op
 from tapejax.tape.record import record
 from tapejax.tensor import Tensor, wrap
@@ -140,6 +141,13 @@ def copied(source: Array, shape: Any, dtype: dtypes.dtype) -> Any:
     return jnp.broadcast_to(x.astype(dtype.np), shape)
 
 
+@op("", grad_name="Copy", oracle=None)
+def copied_over(old: Array, source: Array) -> Any:
+    """`copied`, with the overwritten value among the inputs."""
+    target: Any = old
+    return copied.impl(source, target.shape, dtypes.of(target.dtype))
+
+
 @composite("Tensor", name="copy_")
 def copy_(self: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
     """Write `src` (broadcast, converted) into this tensor; gradients flow to `src`."""
@@ -155,7 +163,11 @@ def copy_(self: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
             f"The size of tensor a {list(aval.shape)} must match the size of tensor b {list(node.aval.shape)}: the source is larger than what it"
             " is written to",
         )
-    assign(self, record(copied, (1,), (aval.shape, aval.dtype), (node,)), "copy_")
+    if grad_enabled() and self.requires_grad:  # torch: what is overwritten gets a gradient of zeros, not None
+        value = record(copied_over, (1, 1), (), (self.node, node))
+    else:
+        value = record(copied, (1,), (aval.shape, aval.dtype), (node,))
+    assign(self, value, "copy_")
     return self
 
 

@@ -103,23 +103,31 @@ def _zeros(aval: Any) -> Tensor:
 
 
 class _Saved:
-    """One tensor given to save_for_backward: an input is kept as it is, an output as its node (no cycle through ctx)."""
+    """One tensor given to save_for_backward: an input is kept as it is, an output as its number (no cycle through ctx)."""
 
-    __slots__ = ("home", "index", "tensor", "value")
+    __slots__ = ("home", "index", "tensor")
 
     def __init__(self, tensor: Tensor | None, index: int | None) -> None:
-        self.index = index  # the output number, when it is an output
+        self.index = index
         self.tensor = tensor if index is None else None
-        node = None if tensor is None else tensor.node
-        self.value = node if index is not None else None
-        self.home = None
-        if tensor is not None and tensor._alias is not None:
-            counter = tensor._alias.storage.counter
+        self.home: Any = None
+        if self.tensor is not None and self.tensor._alias is not None:
+            counter = self.tensor._alias.storage.counter
             self.home = (counter, counter.version)
 
-    def watch(self, tensor: Tensor) -> None:
-        counter = alias_of(tensor).storage.counter
-        self.home = (counter, counter.version)
+    def current(self, cut: Cut | None) -> tuple[Tensor, Any]:
+        """The tensor, and the (counter, version) that must not have moved."""
+        if self.index is None:
+            tensor = self.tensor
+            assert tensor is not None
+            home = self.home
+            if home is None and tensor._alias is not None:  # its first write came after it was saved
+                home = (tensor._alias.storage.counter, 0)
+            return tensor, home
+        ref = cut.output_refs[self.index] if cut is not None else None
+        node = ref() if ref is not None else None
+        assert node is not None
+        return wrap(node), node.home
 
 
 class FunctionCtx:
@@ -170,27 +178,18 @@ class FunctionCtx:
 
     saved_variables = saved_tensors
 
-    def _unpack(self, s: _Saved) -> Any:
-        if s.index is None and s.tensor is None:
+    def _unpack(self, saved: _Saved) -> Any:
+        if saved.index is None and saved.tensor is None:
             return None
-        home = s.home
-        if home is None and s.tensor is not None and s.tensor._alias is not None:
-            counter = s.tensor._alias.storage.counter
-            home = (counter, 0)
+        tensor, home = saved.current(self._cut_ref() if self._cut_ref is not None else None)
         if home is not None and home[0].version != home[1] and not modes.MODE.get() & modes.ALLOW_MUTATION:
-            t = s.tensor if s.tensor is not None else wrap(s.value)
             raise refuse(
                 RuntimeError,
                 "saved_tensors",
                 "one of the variables needed for gradient computation has been modified by an inplace operation:"
-                f" [{t.dtype.tensor_name}Tensor {list(t.shape)}] is at version {home[0].version}; expected version {home[1]} instead.",
+                f" [{tensor.dtype.tensor_name}Tensor {list(tensor.shape)}] is at version {home[0].version}; expected version {home[1]} instead.",
             )
-        if s.tensor is not None:
-            return s.tensor
-        cut = self._cut_ref() if self._cut_ref is not None else None
-        ref = cut.output_refs[s.index] if cut is not None and s.index is not None else None
-        node = ref() if ref is not None else None
-        return wrap(node if node is not None else s.value)
+        return tensor
 
     def _release(self) -> None:
         if self._saved is not None:

@@ -113,6 +113,9 @@ def move_retained(tensor: Any, node: Node) -> None:
     """`retain_grad` follows the tensor to its latest value."""
     meta = tensor._meta
     if meta is not None and meta.retains_grad and node.requires_grad and node.kind is not VAR:
+        before = tensor._node.note
+        if before is not None and tensor._node.kind is not VAR and before.retained_by is meta:
+            before.retained_by = None
         meta.retain_at(node)
 
 
