@@ -1,31 +1,12 @@
-"""Hooks on modules: handles to remove them, and the tables of global ones."""
+"""Hooks on modules: how they are kept, and the tables of global ones."""
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
-_ids = itertools.count()
-
-
-class RemovableHandle:
-    """What registering a hook returns: `remove()`, or leaving a `with` block, takes the hook off again."""
-
-    def __init__(self, *tables: dict[int, Any]) -> None:
-        self.tables = tables
-        self.id = next(_ids)
-
-    def remove(self) -> None:
-        for table in self.tables:
-            table.pop(self.id, None)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
+from tapejax.autograd.hooks import RemovableHandle
 
 
 class Hook:

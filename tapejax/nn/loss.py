@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tapejax.nn.distance import PairwiseDistance
 from tapejax.nn.module import Module
 from tapejax.ops import ctc, loss, margin
 
@@ -342,7 +343,7 @@ class TripletMarginWithDistanceLoss(_Loss):
         super().__init__(reduction=reduction)
         if margin <= 0:
             raise ValueError(f"TripletMarginWithDistanceLoss: expected margin to be greater than 0, got {margin} instead")
-        self.distance_function = distance_function
+        self.distance_function = PairwiseDistance() if distance_function is None else distance_function
         self.margin = margin
         self.swap = swap
 
