@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tapejax.autograd.graph_task import GraphTask, Target, deposit, free, freed_error, needed_nodes, saved_check
+from tapejax.autograd.graph_task import (
+    GraphTask,
+    Target,
+    deposit,
+    free,
+    freed_error,
+    is_pulled,
+    needed_nodes,
+    reached_inputs,
+    saved_check,
+)
 from tapejax.engine.derive import Pull
 from tapejax.engine.execute import donatable, run
 from tapejax.engine.materialise import _with, finish, outputs_of, recipes_kept, refuse_arguments
@@ -41,7 +51,9 @@ def run_backward(
     return GraphTask(roots, seeds, targets, accumulate, retain, create, batched).run()
 
 
-def _one_program(roots: Sequence[Node], seeds: Sequence[Node | None], targets: Any, accumulate: bool) -> list[Any] | None:
+def _one_program(
+    roots: Sequence[Node], seeds: Sequence[Node | None], targets: Any, accumulate: bool
+) -> list[Any] | None:
     """The everyday backward; None when the graph needs Python in the middle."""
     region: dict[Node, bool] = {}
     variables: dict[Node, bool] = {}
@@ -56,13 +68,22 @@ def _one_program(roots: Sequence[Node], seeds: Sequence[Node | None], targets: A
     while stack:
         n = stack.pop()
         note = n.note
-        if note is not None and (note.block or note.retained_by or note.cut or note.hooks or note.pre_hooks or note.post_hooks):
+        if note is not None and (
+            note.block or note.retained_by or note.cut or note.hooks or note.pre_hooks or note.post_hooks
+        ):
             return None
         inputs = n.inputs
         if inputs is None:
             if targets is None:
                 raise freed_error(n)
             return None
+        if is_pulled(n):  # follow only what this gradient depends on
+            pulled = inputs[0]
+            if pulled.note is not None:
+                return None
+            region[pulled] = True
+            outside += [x for x in pulled.inputs if x.value is None]
+            inputs = reached_inputs(n)
         for x in inputs:
             if x.requires_grad:
                 if x.kind is VAR:
@@ -88,6 +109,8 @@ def _one_program(roots: Sequence[Node], seeds: Sequence[Node | None], targets: A
         if not sinks:
             return [None] * len(targets)
         keep = needed_nodes(region, {read[k] for k in sinks})
+        dropped = [n for n in region if n not in keep]  # their gradient is not wanted, their values may be
+        outside += [n for n in dropped if n.value is None]
         region = {n: True for n in region if n in keep}
 
     for n in region:
@@ -138,7 +161,9 @@ def _one_program(roots: Sequence[Node], seeds: Sequence[Node | None], targets: A
     return [] if targets is None else [wrap(made[t.key]) if t.key in made else None for t in targets]
 
 
-def _deliver(linear: Linear, held: Any, values: Any, region: Any, sinks: dict[Any, Meta], made: dict[Any, Node]) -> None:
+def _deliver(
+    linear: Linear, held: Any, values: Any, region: Any, sinks: dict[Any, Meta], made: dict[Any, Node]
+) -> None:
     finish(linear, held, values)
     for key, sink in sinks.items():
         deposit(sink, made[key])

@@ -27,7 +27,7 @@ from tapejax.tape.node import VAR, Kind, Node
 from tapejax.tape.note import Meta
 from tapejax.tape.op import Array, Arrays, Op, op
 from tapejax.tape.program import Linear, Program, in_order
-from tapejax.tape.record import pick, record, record_kind
+from tapejax.tape.record import PICK, pick, record, record_kind
 from tapejax.tensor import Tensor, grad_fn_name, wrap
 
 
@@ -38,9 +38,39 @@ class Target(NamedTuple):
     sink: Meta
 
 
-def _pull_body(arrays: Arrays, program: Program, roots: Any, wanted: Any, batched: bool) -> Any:
-    n = len(program.inputs)
-    return derive.pull_function(program, roots, wanted, arrays[:n], arrays[n:], batched)  # type: ignore[index]
+def is_pulled(node: Node) -> bool:
+    """Whether `node` is a gradient: one output of a PULL node whose graph was kept."""
+    if node.kind.op is not PICK or not node.inputs:
+        return False
+    pulled = node.inputs[0]
+    return pulled.kind is not VAR and pulled.kind.op is PULL and pulled.inputs is not None
+
+
+class PullPlan(NamedTuple):
+    """What a PULL node differentiates. `needed` are the program inputs whose values its gradients depend on: only these feed the node."""
+
+    program: Program
+    roots: tuple[int, ...]
+    wanted: tuple[int, ...]
+    batched: bool
+    needed: tuple[int, ...]
+
+
+def _pull_body(arrays: Arrays, plan: PullPlan) -> Any:
+    values: Any = arrays
+    n = len(plan.needed)
+    inputs: list[Any] = [None] * len(plan.program.inputs)
+    for i, value in zip(plan.needed, values[:n], strict=True):
+        inputs[i] = value
+    inputs = [derive.zeros_of(a) if x is None else x for x, a in zip(inputs, plan.program.inputs, strict=True)]
+    return derive.pull_function(plan.program, plan.roots, plan.wanted, inputs, values[n:], plan.batched)
+
+
+def reached_inputs(pick: Node) -> list[Node]:
+    """The inputs of a PULL node that one of its gradients depends on."""
+    pulled = pick.inputs[0]
+    inputs = pulled.inputs
+    return [inputs[i] for i in pulled.kind.reach[pick.kind.statics[0]]]
 
 
 def _pull_residuals_body(arrays: Arrays, tree: Any, batched: bool) -> Any:
@@ -108,14 +138,8 @@ def saved_check(node: Node) -> None:
     if node.kind is VAR or not node.kind.saves or modes.MODE.get() & modes.ALLOW_MUTATION:
         return
     if node.kind.op is PULL:
-        program = node.kind.statics[0]
-        for kind, slots, _ in program.instructions:
-            if kind is VAR or not kind.saves:
-                continue
-            tracked = {n for k in kind.saves.values() for n in k}
-            for name, s in zip(kind.operands, slots, strict=True):
-                if s < 0 and (name in tracked or kind.op is PULL):
-                    _compare(node.inputs[-s - 1], node)
+        for x in node.inputs:  # a PULL node has only the inputs that its gradients depend on
+            _compare(x, node)
         return
     names = saves_of(node)
     for name, x in zip(node.kind.operands, node.inputs, strict=True):
@@ -270,21 +294,24 @@ class GraphTask:
     # -- plan: who takes part, in which piece ---------------------------------------------------------------------
 
     def _plan(self) -> None:
-        reached: dict[Node, Sequence[Node]] = {}
+        reached: dict[Node, list[Node]] = {r: [] for r in self.gradient}
         stack = list(self.gradient)
-        for r in stack:
-            reached[r] = ()
         while stack:
             n = stack.pop()
-            if n.kind is VAR:
-                continue
-            if n.inputs is None:
+            if n.kind is VAR or n.inputs is None:
                 continue  # freed: raises when (and only if) it must run
             below = self._below(n)
-            reached[n] = below
+            if is_pulled(n):  # a PULL node leads only to what its reached gradients depend on
+                onward = reached.setdefault(below[0], [])
+                more = [x for x in reached_inputs(n) if x.requires_grad and x not in onward]
+                onward += more
+                reached[n] = below
+                below = more
+            else:
+                reached[n] = below
             for x in below:
                 if x not in reached:
-                    reached[x] = ()
+                    reached[x] = []
                     stack.append(x)
         order = sorted(reached, key=lambda n: n.seq)
         if self.targets is not None:
@@ -307,12 +334,6 @@ class GraphTask:
                 if x in level:
                     own = max(own, level[x] + (1 if alone or self._alone(x) or _has_python(x) or x.kind is VAR else 0))
             level[n] = own
-        for n in order:  # the outputs of one block, or of one Function, run together
-            for group in self._groups(n):
-                members = [o for o in group if o in level]
-                together = max(level[o] for o in members)
-                for o in members:
-                    level[o] = together
         self.order = order
 
     def _below(self, n: Node) -> list[Node]:
@@ -320,14 +341,6 @@ class GraphTask:
         if block is not None:
             return list(block.wanted)
         return [x for x in edges(n) if x is not None and x.requires_grad]
-
-    def _groups(self, n: Node) -> list[Sequence[Node]]:
-        if n.kind is VAR or n.note is None:
-            return []
-        if n.note.cut is not None:
-            return [n.note.cut.outputs()]
-        block = self._block(n)
-        return [] if block is None else [block.outputs]
 
     def _alone(self, n: Node) -> bool:
         """Whether `n` is a piece of its own: a Function, a region with residuals, a node that a post hook watches."""
@@ -485,26 +498,50 @@ class GraphTask:
         return any(x in self.taking_part for x in _edges_or_none(n) if x is not None and x.requires_grad)
 
     def _pull(self, order: list[Node], roots: list[Node], wanted: list[Node]) -> list[Node]:
+        """Record the gradients of `roots` at `wanted` as one node over the values they depend on."""
         linear = Linear(order)
         root_slots = tuple(linear.slot_of(r) for r in roots)
         wanted_slots = tuple(linear.slot_of(w) for w in wanted)
         seeds = [self.gradient[r] for r in roots]
-        inputs = (*linear.inputs, *seeds)
-        avals = tuple(x.aval for x in inputs)
         program = linear.program()
-        statics = (program, root_slots, wanted_slots, self.batch is not None)
-        return self._record(PULL, statics, inputs, avals, [w.aval for w in wanted])
+        request = (program, root_slots, wanted_slots, self.batch, tuple(s.aval for s in seeds))
+        found = PULL.kinds.get(request)
+        if found is None:
+            found = PULL.kinds[request] = self._pull_kind(request, [w.aval for w in wanted], [s.aval for s in seeds])
+        inputs = (*(linear.inputs[i] for i in found.statics[0].needed), *seeds)
+        node = record_kind(found, inputs)
+        picked = [pick(node, i) for i in range(len(wanted))]
+        if node.requires_grad:
+            for p, reach in zip(picked, found.reach, strict=True):
+                p.requires_grad = p.requires_grad and any(inputs[j].requires_grad for j in reach)
+        return picked
 
-    def _record(self, which: Op, statics: tuple[Any, ...], inputs: Sequence[Node], avals: Any, results: list[Aval]) -> list[Node]:
-        key = (statics, avals, self.batch)
-        kind = which.kinds.get(key)
+    def _pull_kind(self, request: Any, wanted: list[Aval], seeds: list[Aval]) -> Kind:
+        program, root_slots, wanted_slots, batch, _ = request
+        dependence = derive.dependence(program, root_slots, wanted_slots, seeds, batch is not None)
+        n = len(program.inputs)
+        needed = tuple(sorted({i for found in dependence for i in found if i < n}))
+        place = {i: k for k, i in enumerate(needed)}
+        plan = PullPlan(program, root_slots, wanted_slots, batch is not None, needed)
+        avals = (*(program.inputs[i] for i in needed), *seeds)
+        kind = Kind(PULL, ((len(avals),),), (plan,), avals, ("arrays",) * len(avals))
+        kind.casts = (None,) * len(avals)
+        kind.avals = kind.aval = tuple(a if batch is None else aval_of((batch, *a.shape), a.dtype, a.device) for a in wanted)
+        kind.differentiable = True
+        kind.reach = tuple(tuple(place[i] if i < n else len(needed) + i - n for i in found) for found in dependence)
+        return kind
+
+    def _pull_residuals(self, block: Any, seeds: Sequence[Node], results: list[Aval]) -> list[Node]:
+        inputs = (*block.residuals, *seeds)
+        avals = tuple(x.aval for x in inputs)
+        key = (block.tree, avals, self.batch)
+        kind = PULL_RESIDUALS.kinds.get(key)
         if kind is None:
-            kind = Kind(which, ((len(inputs),),), statics, tuple(avals), ("arrays",) * len(inputs))
+            kind = Kind(PULL_RESIDUALS, ((len(inputs),),), (block.tree, self.batch is not None), avals, ("arrays",) * len(inputs))
             kind.casts = (None,) * len(inputs)
             kind.avals = kind.aval = tuple(a if self.batch is None else aval_of((self.batch, *a.shape), a.dtype, a.device) for a in results)
-            kind.differentiable = which.differentiable
-            which.kinds[key] = kind
-        node = record_kind(kind, tuple(inputs))
+            PULL_RESIDUALS.kinds[key] = kind
+        node = record_kind(kind, inputs)
         return [pick(node, i) for i in range(len(results))]
 
     def _residuals(self, block: Any) -> None:
@@ -520,9 +557,7 @@ class GraphTask:
             wanted = [(i, x) for i, x in wanted if x in reached]
         if wanted:
             seeds = [self.gradient[o] if o in self.gradient else record(zeros_seed, (1,), (self.batch,), (o,)) for o in block.outputs]
-            inputs = (*block.residuals, *seeds)
-            avals = tuple(x.aval for x in inputs)
-            results = self._record(PULL_RESIDUALS, (block.tree, self.batch is not None), inputs, avals, [x.aval for x in block.wanted])
+            results = self._pull_residuals(block, seeds, [x.aval for x in block.wanted])
             for i, x in wanted:
                 self.gradient[x] = add(self.gradient.get(x), results[i])
         for o in live:

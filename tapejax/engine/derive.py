@@ -62,7 +62,7 @@ def _result_aval(program: Program, s: int) -> Aval:
 
 
 def values(program: Program, outputs: Sequence[int], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    at = replay(program, inputs)
+    at = replay(program, inputs, None, outputs)
     return tuple(at(s) for s in outputs)
 
 
@@ -70,7 +70,7 @@ def values_and_pull(program: Program, outputs: Sequence[int], pull: Pull, inputs
     """`(values of outputs, gradients)` from one forward: the everyday backward."""
 
     def run(probes: dict[int, Any]) -> Any:
-        at = replay(program, inputs, probes)
+        at = replay(program, inputs, probes, {*outputs, *pull.roots, *pull.into, *pull.seeds} - {None})
         keep = tuple(at(s) for s in outputs)
         adds = tuple(None if s is None else at(s) for s in pull.into)
         seeds = tuple(None if s is None else at(s) for s in pull.seeds)
@@ -87,7 +87,7 @@ def pull_function(program: Program, roots: tuple[int, ...], wanted: tuple[int, .
     """Gradients of `roots` at `wanted` for given seeds (with a leading batch axis when `batched`), as a pure function."""
 
     def run(probes: dict[int, Any]) -> Any:
-        at = replay(program, inputs, probes)
+        at = replay(program, inputs, probes, roots)
         return tuple(at(s) for s in roots)
 
     _, pullback = jax.vjp(run, probes_for(program, wanted))
@@ -99,6 +99,47 @@ def pull_function(program: Program, roots: tuple[int, ...], wanted: tuple[int, .
     return (jax.vmap(pull) if batched else pull)(tuple(seeds))
 
 
+def zeros_of(aval: Any) -> Any:
+    return tuple(zeros_of(a) for a in aval) if isinstance(aval, tuple) else jnp.zeros(aval.shape, aval.dtype.np)
+
+
+def dependence(program: Program, roots: tuple[int, ...], wanted: tuple[int, ...], seeds: Sequence[Aval], batched: bool) -> list[list[int]]:
+    """Per gradient, the inputs (the program's, then the seeds) whose values it depends on: what torch's graph would show.
+
+    Read off the traced pullback. A gradient that is the same whatever an input is has no path to it.
+    """
+
+    def spec(a: Any) -> Any:
+        return tuple(spec(b) for b in a) if isinstance(a, tuple) else jax.ShapeDtypeStruct(a.shape, a.dtype.np)
+
+    n = len(program.inputs)
+    avals = [*program.inputs, *seeds]
+    with jax.enable_x64(True):
+        traced = jax.make_jaxpr(lambda *xs: pull_function(program, roots, wanted, xs[:n], xs[n:], batched))(*(spec(a) for a in avals))
+    owner = [i for i, a in enumerate(avals) for _ in (a if isinstance(a, tuple) else (a,))]
+    return [sorted({owner[i] for i in found}) for found in _inputs_of_outputs(traced.jaxpr)]
+
+
+def _inputs_of_outputs(jaxpr: Any) -> list[set[int]]:
+    """Per output of a jaxpr, the positions of the inputs it depends on (calls are looked into)."""
+    place: dict[Any, frozenset[int]] = {v: frozenset((i,)) for i, v in enumerate(jaxpr.invars)}
+
+    def of(v: Any) -> frozenset[int]:
+        return frozenset() if hasattr(v, "val") else place.get(v, frozenset())
+
+    for eqn in jaxpr.eqns:
+        inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+        inner = getattr(inner, "jaxpr", inner)
+        if eqn.primitive.name in ("jit", "pjit", "closed_call", "custom_jvp_call") and inner is not None and len(inner.invars) == len(eqn.invars):
+            for v, found in zip(eqn.outvars, _inputs_of_outputs(inner), strict=True):
+                place[v] = frozenset().union(*(of(eqn.invars[i]) for i in found))
+        else:
+            every = frozenset().union(*(of(v) for v in eqn.invars))
+            for v in eqn.outvars:
+                place[v] = every
+    return [set(of(v)) for v in jaxpr.outvars]
+
+
 def values_with_residuals(
     program: Program, outputs: Sequence[int], roots: tuple[int, ...], wanted: tuple[int, ...], inputs: Sequence[Any], found: dict[str, Any]
 ) -> tuple[Any, ...]:
@@ -108,7 +149,7 @@ def values_with_residuals(
     """
 
     def run(probes: dict[int, Any]) -> Any:
-        at = replay(program, inputs, probes)
+        at = replay(program, inputs, probes, {*roots, *outputs})
         return tuple(at(s) for s in roots), tuple(at(s) for s in outputs)
 
     _, pullback, keep = jax.vjp(run, probes_for(program, wanted), has_aux=True)
