@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from tapejax.autograd.grad_mode import enable_grad, no_grad
 from tapejax.errors import refuse
+from tapejax.ops.complex import view_as_complex, view_as_real
+from tapejax.ops.join import cat
 from tapejax.optim.optimizer import Optimizer, check_lr
 from tapejax.optim.updates import lbfgs_direction
 from tapejax.tensor import Tensor
@@ -181,8 +183,6 @@ class LBFGS(Optimizer):
         )
 
     def _flat_grad(self) -> Tensor:
-        from tapejax import cat
-
         return cat([_flat(p if p.grad is None else p.grad) * (0 if p.grad is None else 1) for p in self._params])
 
     def _move_by(self, t: float, d: Tensor) -> None:
@@ -190,13 +190,13 @@ class LBFGS(Optimizer):
         for p in self._params:
             n = p.numel() * (2 if p.is_complex() else 1)
             part = d[at : at + n] * t
-            p.add_(part.reshape(*p.shape, 2).view_as_complex() if p.is_complex() else part.reshape(p.shape))
+            p.add_(view_as_complex(part.reshape(*p.shape, 2)) if p.is_complex() else part.reshape(p.shape))
             at += n
 
 
 def _flat(x: Tensor) -> Tensor:
     """The elements in one row; a complex number is a pair of reals."""
-    return (x.view_as_real() if x.is_complex() else x).reshape(-1)
+    return (view_as_real(x) if x.is_complex() else x).reshape(-1)
 
 
 def _largest(x: Tensor) -> float:
