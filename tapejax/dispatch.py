@@ -16,10 +16,10 @@ import numpy as np
 
 from tapejax import dtypes, rng
 from tapejax.errors import refuse
-from tapejax.storage.view import Lens, check_writable, made_view, refresh, write
+from tapejax.storage.view import check_writable, lens_of, made_view, refresh, write
 from tapejax.tape.infer import infer
 from tapejax.tape.modes import MODE
-from tapejax.tape.node import NEVER, Node, leaf, scalar
+from tapejax.tape.node import NEVER, Kind, Node, leaf, scalar
 from tapejax.tape.op import COMPOSITES, TABLE, Op, Param
 from tapejax.tape.record import pick, record, record_kind
 from tapejax.tape.waiting import WAITING, stale_before
@@ -62,6 +62,37 @@ def static(x: Any) -> Any:
 
 def call(op: Op, operands: tuple[Any, ...], statics: tuple[Any, ...]) -> Any:
     """Record `op`; `operands` in the order of its operand parameters, `statics` in the order of its statics."""
+    if op.only_arrays:
+        short: list[Node] = []
+        avals_list: list[Any] = []
+        for x in operands:
+            if x is None:
+                avals_list.append(None)
+                continue
+            if x.__class__ in _NUMBERS:
+                node = scalar(x)
+            else:
+                try:
+                    a = x._alias
+                    node = x._node if a is None or a.seen == a.storage.epoch else refresh(x)
+                except AttributeError:
+                    return _record(op, operands, statics, None)
+            short.append(node)
+            avals_list.append(node.aval)
+        key = (tuple(avals_list), statics)
+        try:
+            kind = op.kinds.get(key)
+        except TypeError:
+            return _record(op, operands, statics, None)
+        if kind is None:
+            return _record(op, operands, statics, key)
+        node = record_kind(kind, tuple(short))
+        return _result(op, kind, node, operands)
+    return _record(op, operands, statics, None)
+
+
+def _record(op: Op, operands: tuple[Any, ...], statics: tuple[Any, ...], remember: Any) -> Any:
+    """The general way; the kind is remembered under the short key as well."""
     inputs: list[Node] = []
     form: list[Any] = []
     given = iter(operands)
@@ -98,12 +129,17 @@ def call(op: Op, operands: tuple[Any, ...], statics: tuple[Any, ...]) -> Any:
         statics = static(statics)
         key = (shape, statics, avals)
         kind = op.kinds.get(key) or infer(op, key, shape, statics, avals)
-    node = record_kind(kind, nodes)
+    if remember is not None:
+        op.kinds[remember] = kind
+    return _result(op, kind, record_kind(kind, nodes), operands)
+
+
+def _result(op: Op, kind: Kind, node: Node, operands: tuple[Any, ...]) -> Any:
     if kind.avals is not None:
         return _several(op, node)
     made = wrap(node)
     if op.put is not None:
-        made_view(operands[0], made, Lens(op, shape, statics, nodes[1:]))
+        made_view(operands[0], made, lens_of(kind, node.inputs[1:]))
     return made
 
 
@@ -156,6 +192,40 @@ def _unary(op: Op, absent: int) -> Callable[[Any], Any]:
         return made
 
     return record_unary
+
+
+def _unary_static(op: Op) -> Callable[[Any, tuple[Any, ...]], Any]:
+    """Record a one-operand op with statics: reductions, softmax, most views."""
+    kinds = op.kinds
+    new = _new
+    is_view = op.is_view
+
+    def record_unary_static(input: Any, statics: tuple[Any, ...]) -> Any:
+        try:
+            a = input._alias
+            x = input._node if a is None or a.seen == a.storage.epoch else refresh(input)
+            kind = kinds.get((x.aval, statics))
+        except (AttributeError, TypeError):  # not a Tensor, or a list among the statics
+            return call(op, (input,), statics)
+        mode = MODE.get()
+        if kind is None or mode > 1:
+            made = call(op, (input,), statics)
+            if made.__class__ is Tensor:
+                kinds[(x.aval, statics)] = made._node.kind
+            return made
+        oldest = x.oldest
+        node = Node(kind, (x,), kind.aval, x.requires_grad and mode == 1 and kind.differentiable, oldest)
+        if oldest < stale_before():
+            WAITING.stale.append(weakref.ref(node))
+        made = new(Tensor)
+        made._node = node
+        made._alias = None
+        made._meta = None
+        if is_view:
+            made_view(input, made, kind.lens or lens_of(kind, ()))
+        return made
+
+    return record_unary_static
 
 
 def _binary(op: Op, absent: int) -> Callable[[Any, Any], Any]:
@@ -267,9 +337,14 @@ def _generated(op: Op) -> Callable[..., Any]:
         signature.append("generator=None")
     if spread is not None:
         signature.append("**_named")
+    name = op.name if op.name.isidentifier() else "f"
+    if [p.role for p in op.params if p.role != "static"] == ["array"] and op.params[0].role == "array" and not op.returns:
+        space.update(_short=_unary_static(op), _kinds=op.kinds)
+        statics = "".join(f"{p.name}, " for p in op.params[1:])
+        exec(f"def {name}({', '.join(signature)}):\n{prologue}    return _short({op.params[0].name}, ({statics}))\n", space)
+        return space[name]
     operands = "".join(f"{'generator' if p.role == 'seed' else p.name}, " for p in op.params if p.role != "static")
     statics = "".join(f"{p.name}, " for p in op.params if p.role == "static")
-    name = op.name if op.name.isidentifier() else "f"
     exec(f"def {name}({', '.join(signature)}):\n{prologue}    return _call(_op, ({operands}), ({statics}))\n", space)
     return space[name]
 

@@ -13,7 +13,8 @@ from tapejax import device as devices
 from tapejax import display, dtypes
 from tapejax.engine.materialise import force
 from tapejax.errors import refuse
-from tapejax.storage.view import Lens, alias_of, detach_value, made_view, refresh
+from tapejax.storage.cell import DETACHED, HIDDEN
+from tapejax.storage.view import alias_of, detach_value, lens_of, made_view, refresh
 from tapejax.tape import modes
 from tapejax.tape.aval import aval_of
 from tapejax.tape.node import VAR, Node, leaf, variable
@@ -184,7 +185,7 @@ class Tensor:
                 "requires_grad_",
                 f"only Tensors of floating point dtype can require gradients, this one is {self.dtype} → convert with .float() first",
             )
-        if self._alias is not None and self._alias.lenses and self._alias.storage.head.requires_grad and not self._alias.detached:
+        if self._alias is not None and self._alias.lenses and self._alias.storage.head.requires_grad and not self._alias.flags & DETACHED:
             pass  # a view made under no_grad of a recorded base: it becomes a leaf of its own
         meta = self._autograd_meta()
         self._set_leaf(node, meta)
@@ -291,14 +292,13 @@ class Tensor:
 
     def _detached(self, hidden: bool) -> Tensor:
         made = wrap(record(detach_value, (1,), (), (self.node,)))
-        made_view(self, made, Lens(detach_value, (1,), (), ()))
-        made._alias.hidden = hidden or made._alias.hidden
+        made_view(self, made, lens_of(made._node.kind, ()), DETACHED | (HIDDEN if hidden else 0))
         return made
 
     def detach_(self) -> Tensor:
         """Cut this tensor off from its history, in place."""
         alias = self._alias
-        if alias is not None and alias.lenses and not alias.detached:
+        if alias is not None and alias.lenses and not alias.flags & DETACHED:
             raise refuse(RuntimeError, "detach_", "Can't detach views in-place. Use detach() instead.")
         node = self.node
         if node.requires_grad:
@@ -314,7 +314,7 @@ class Tensor:
 
     @property
     def _base(self) -> Any:
-        return None if self._alias is None or not self._alias.lenses or self._alias.detached else _base_of(self)
+        return None if self._alias is None or not self._alias.lenses or self._alias.flags & DETACHED else _base_of(self)
 
     def _is_view(self) -> bool:
         return self._base is not None

@@ -16,7 +16,8 @@ from typing import Any
 from tapejax.autograd.graph_task import checked_gradient, freed_error
 from tapejax.autograd.hooks import RemovableHandle, add_hook
 from tapejax.errors import refuse
-from tapejax.storage.view import Lens, alias_of, check_writable, made_view, write
+from tapejax.storage.cell import NO_GRAD
+from tapejax.storage.view import alias_of, check_writable, lens_of, made_view, write
 from tapejax.tape import modes
 from tapejax.tape.node import Node
 from tapejax.tape.note import note_of
@@ -366,7 +367,7 @@ def _wrap_outputs(
                 _become_output(result, result._node, cut)
             else:
                 cut.output_refs.append(None)
-            made_view(o, result, Lens(function_alias, (1,), (), ()))
+            made_view(o, result, lens_of(result._node.kind, ()))
         elif dirty:
             result = o
             if differentiable:
@@ -387,7 +388,7 @@ def _wrap_outputs(
                 result._node = node
                 if view_of_input:
                     result._alias.multi = name
-                    result._alias.no_grad = False
+                    result._alias.flags &= ~NO_GRAD
                     node.home = value.home
                 else:
                     result._alias = None

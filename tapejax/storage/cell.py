@@ -43,16 +43,18 @@ class Storage:
             WAITING.written.append(weakref.ref(self))
 
 
+#: Flags of an alias: made while not recording; `.data` (writes do not count); cut off from the base's history.
+NO_GRAD, HIDDEN, DETACHED = 1, 2, 4
+
+
 class Alias:
     """How one tensor looks at a storage: through which lenses, and up to which epoch its node is current."""
 
-    __slots__ = ("detached", "hidden", "lenses", "multi", "no_grad", "seen", "storage")
+    __slots__ = ("flags", "lenses", "multi", "seen", "storage")
 
-    def __init__(self, storage: Storage, lenses: tuple[Any, ...] = ()) -> None:
+    def __init__(self, storage: Storage, lenses: tuple[Any, ...] = (), flags: int = 0) -> None:
         self.storage = storage
         self.lenses = lenses
         self.seen = storage.epoch
+        self.flags = flags
         self.multi: str | None = None  # the name of the several-view op that made this view
-        self.no_grad = False  # made while not recording
-        self.hidden = False  # `.data`: writes do not count
-        self.detached = False  # `detach()` or `.data` stands among the lenses

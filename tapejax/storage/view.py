@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 from tapejax.errors import refuse
-from tapejax.storage.cell import Alias, Storage
+from tapejax.storage.cell import DETACHED, HIDDEN, NO_GRAD, Alias, Storage
 from tapejax.tape import modes
-from tapejax.tape.node import VAR, Node, variable
+from tapejax.tape.node import VAR, Kind, Node, variable
 from tapejax.tape.op import Array, Op, Param, op
 from tapejax.tape.record import record
 
@@ -40,23 +40,32 @@ def overlay(old: Array, new: Array) -> Any:
 
 
 class Lens:
-    """One view op with everything but its base."""
+    """One recorded view op with everything but its base."""
 
-    __slots__ = ("form", "op", "others", "statics")
+    __slots__ = ("kind", "others")
 
-    def __init__(self, view_op: Op, form: tuple[Any, ...], statics: tuple[Any, ...], others: tuple[Node, ...]) -> None:
-        self.op = view_op
-        self.form = form
-        self.statics = statics
+    def __init__(self, kind: Kind, others: tuple[Node, ...]) -> None:
+        self.kind = kind
         self.others = others
 
     def get(self, base: Node) -> Node:
-        return record(self.op, self.form, self.statics, (base, *self.others))
+        kind = self.kind
+        return record(kind.op, kind.form, kind.statics, (base, *self.others))
 
     def put(self, base: Node, value: Node) -> Node:
-        if self.op is detach_value:
+        kind = self.kind
+        if kind.op is detach_value:
             return value if base.kind is VAR else record(overlay, (1, 1), (), (base, value))
-        return record(put_op(self.op), (1, *self.form), self.statics, (base, value, *self.others))
+        return record(put_op(kind.op), (1, *kind.form), kind.statics, (base, value, *self.others))
+
+
+def lens_of(kind: Kind, others: tuple[Node, ...]) -> Lens:
+    """The lens of a view that was just recorded; one without further operands belongs to its kind."""
+    if others:
+        return Lens(kind, others)
+    if kind.lens is None:
+        kind.lens = Lens(kind, ())
+    return kind.lens
 
 
 _put_ops: dict[Op, Op] = {}
@@ -96,7 +105,7 @@ def refresh(tensor: Any) -> Node:
     node = storage.head
     if alias.lenses:
         before = modes.MODE.get()
-        modes.MODE.set(before & ~modes.GRAD if alias.no_grad else before | modes.GRAD)
+        modes.MODE.set(before & ~modes.GRAD if alias.flags & NO_GRAD else before | modes.GRAD)
         try:
             for lens in alias.lenses:
                 node = lens.get(node)
@@ -119,15 +128,15 @@ def move_retained(tensor: Any, node: Node) -> None:
         meta.retain_at(node)
 
 
-def made_view(base: Any, view: Any, lens: Lens) -> None:
+def made_view(base: Any, view: Any, lens: Lens, flags: int = 0) -> None:
     """Register `view` (whose node was just recorded from `base`'s) as sharing base's storage."""
-    under = alias_of(base)
-    alias = Alias(under.storage, (*under.lenses, lens))
-    alias.hidden = under.hidden
-    alias.detached = under.detached or lens.op is detach_value
-    alias.no_grad = under.no_grad or not modes.MODE.get() & modes.GRAD
-    view._alias = alias
-    counter = under.storage.counter
+    under = base._alias or alias_of(base)
+    storage = under.storage
+    flags |= under.flags
+    if not modes.MODE.get() & modes.GRAD:
+        flags |= NO_GRAD
+    view._alias = Alias(storage, (*under.lenses, lens), flags)
+    counter = storage.counter
     view._node.home = (counter, counter.version)
 
 
@@ -147,7 +156,7 @@ def check_writable(tensor: Any, name: str, operand_requires_grad: bool) -> None:
     requires_grad = tensor.requires_grad
     if not (requires_grad or operand_requires_grad):
         return
-    if alias is not None and alias.lenses and not alias.detached:
+    if alias is not None and alias.lenses and not alias.flags & DETACHED:
         leaf_base = alias.storage.meta is not None
         if alias.multi and (requires_grad or operand_requires_grad):
             raise refuse(
@@ -157,7 +166,7 @@ def check_writable(tensor: Any, name: str, operand_requires_grad: bool) -> None:
                 " multiple views. Such functions do not allow the output views to be modified inplace. You should replace the inplace"
                 " operation by an out-of-place one (or index the base instead: base[i] = …).",
             )
-        if alias.no_grad:
+        if alias.flags & NO_GRAD:
             raise refuse(
                 RuntimeError,
                 name,
@@ -197,7 +206,7 @@ def write(tensor: Any, value: Node) -> None:
     elif head.requires_grad and not value.requires_grad:
         if not modes.MODE.get() & modes.GRAD:
             value = _overlaid(head, value)
-    storage.rewrite(value, not alias.hidden)
+    storage.rewrite(value, not alias.flags & HIDDEN)
     if not lenses:
         move_retained(tensor, value)
         tensor._node = value

@@ -21,7 +21,7 @@ NEVER = 1 << 62  # `oldest` of a node that does not wait for anything
 class Kind:
     """An op applied to inputs of known avals: everything about a node except which nodes feed it. Interned."""
 
-    __slots__ = ("aval", "avals", "casts", "differentiable", "form", "inputs", "name", "op", "operands", "reach", "saves", "statics")
+    __slots__ = ("aval", "avals", "casts", "differentiable", "form", "inputs", "lens", "name", "op", "operands", "reach", "saves", "statics")
 
     def __init__(
         self, op: Op, form: tuple[Any, ...], statics: tuple[Any, ...], inputs: tuple[Aval, ...], operands: tuple[str, ...]
@@ -37,6 +37,7 @@ class Kind:
         self.avals: tuple[Aval, ...] | None = None
         self.differentiable = False
         self.saves = op.saves
+        self.lens: Any = None  # of a view kind without further operands: its lens
         self.reach: Any = None  # of a PULL kind: per output, the inputs it depends on
 
     def __repr__(self) -> str:

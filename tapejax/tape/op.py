@@ -107,6 +107,7 @@ class Op:
         self.params: tuple[Param, ...] = tuple(_params(impl) if params is None else params)
         self.operands = tuple(p.name for p in self.params if p.role != "static")
         self.statics = tuple(p.name for p in self.params if p.role == "static")
+        self.only_arrays = all(p.role in ("array", "optional", "static") for p in self.params)
         self.kinds: dict[Any, Any] = {}  # inference cache: (form, statics, *input avals) -> Kind
         self._samples: Callable[..., Iterator[Any]] | None = None
         self._errors: Callable[..., Iterator[ErrorSample]] | None = None
