@@ -36,10 +36,12 @@ class Watch:
         self.after = after
         self.grad_outputs: tuple[Any, ...] | None = None
         self.watches_inputs = False
+        self.arguments = 0
 
     def inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Pass the grad-requiring tensors among the arguments through an identity."""
         at = [i for i, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
+        self.arguments = len(args)
         if not at or not self.after:
             return args
         self.watches_inputs = True
@@ -94,7 +96,8 @@ class Watch:
             self.grad_outputs = tuple(full)
             if not self.watches_inputs:  # no input needs a gradient: the hooks run here, with nothing to replace
                 for hook in self.after:
-                    if hook(self.module, (), self.grad_outputs) not in (None, ()):
+                    changed = hook(self.module, (None,) * self.arguments, self.grad_outputs)
+                    if changed is not None and any(g is not None for g in changed):
                         raise RuntimeError(
                             "Backward hook for Modules where no input requires gradient should always return None or None for all gradients."
                         )

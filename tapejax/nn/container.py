@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
-from tapejax.nn.module import Module, _indented
+from tapejax.nn.module import Module, indented
 from tapejax.nn.parameter import Parameter
 from tapejax.tensor import Tensor
 
@@ -174,7 +174,7 @@ class ModuleList(Module):
         for text, group in itertools.groupby(enumerate(repr(m) for m in self), key=lambda pair: pair[1]):
             at = [i for i, _ in group]
             label = f"({at[0]})" if len(at) == 1 else f"({at[0]}-{at[-1]}): {len(at)} x"
-            lines.append(f"{label}{':' if len(at) == 1 else ''} {_indented(text)}")
+            lines.append(f"{label}{':' if len(at) == 1 else ''} {indented(text)}")
         return f"{self._get_name()}(\n  " + "\n  ".join(lines) + "\n)"
 
 
@@ -234,11 +234,11 @@ class ModuleDict(Module):
             self[key] = module
 
 
-def _described(value: Any) -> str:
+def _described(value: Any, kind: Any) -> str:
     if not isinstance(value, Tensor):
         return f"Object of type: {type(value).__name__}"
     size = "x".join(map(str, value.shape))
-    return f"{'Parameter' if isinstance(value, Parameter) else 'Tensor'} containing: [{value.dtype} of size {size}]"
+    return f"{'Parameter' if isinstance(value, Parameter) else 'Tensor'} containing: [{kind(value)} of size {size}]"
 
 
 class ParameterList(Module):
@@ -283,7 +283,7 @@ class ParameterList(Module):
         return self.extend(values)
 
     def extra_repr(self) -> str:
-        return "\n".join(f"({i}): {_described(v)}" for i, v in enumerate(self))
+        return "\n".join(f"  ({i}): {_described(v, lambda t: t.dtype)}" for i, v in enumerate(self))
 
     def __repr__(self) -> str:
         return f"{self._get_name()}(" + ("\n  " + self.extra_repr().replace("\n", "\n  ") + "\n)" if len(self) else ")")
@@ -350,7 +350,7 @@ class ParameterDict(Module):
             self[key] = value
 
     def extra_repr(self) -> str:
-        return "\n".join(f"({k}): {_described(v)}" for k, v in self.items())
+        return "\n".join(f"  ({k}): {_described(v, lambda t: f'torch.{t.dtype.tensor_name}Tensor')}" for k, v in self.items())
 
     def __repr__(self) -> str:
         return f"{self._get_name()}(" + ("\n  " + self.extra_repr().replace("\n", "\n  ") + "\n)" if len(self) else ")")

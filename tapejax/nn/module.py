@@ -199,7 +199,7 @@ class Module:
         if isinstance(value, Parameter):
             if parameters is None:
                 raise AttributeError("cannot assign parameters before Module.__init__() call")
-            self._forget(name)
+            self._forget(name, "_parameters")
             self.register_parameter(name, value)
             return
         if parameters is not None and name in parameters:
@@ -213,7 +213,7 @@ class Module:
         if isinstance(value, Module):
             if modules is None:
                 raise AttributeError("cannot assign module before Module.__init__() call")
-            self._forget(name)
+            self._forget(name, "_modules")
             for hook in hooks.MODULE.values():
                 changed = hook(self, name, value)
                 value = value if changed is None else changed
@@ -233,7 +233,7 @@ class Module:
             if buffers is None:
                 raise AttributeError("cannot assign buffers before Module.__init__() call")
             if isinstance(value, Buffer):
-                self._forget(name)
+                self._forget(name, "_buffers")
                 self.register_buffer(name, value, value.persistent)
             else:
                 for hook in hooks.BUFFER.values():
@@ -243,12 +243,13 @@ class Module:
             return
         super().__setattr__(name, value)
 
-    def _forget(self, name: str) -> None:
-        """Make room for a new kind of attribute under `name`."""
+    def _forget(self, name: str, kept: str) -> None:
+        """Make room for `name` in the table `kept`: no other kind of attribute may have it. Its place there stays."""
         held = self.__dict__
         held.pop(name, None)
         for table in _TABLES:
-            held[table].pop(name, None)
+            if table != kept:
+                held[table].pop(name, None)
         held["_non_persistent_buffers_set"].discard(name)
 
     def __delattr__(self, name: str) -> None:
@@ -729,13 +730,13 @@ class Module:
     def __repr__(self) -> str:
         extra = self.extra_repr()
         extra_lines = extra.split("\n") if extra else []
-        children = [f"({name}): {_indented(repr(module))}" for name, module in self._modules.items()]
+        children = [f"({name}): {indented(repr(module))}" for name, module in self._modules.items()]
         if not children and len(extra_lines) <= 1:
             return f"{self._get_name()}({extra})"
         return f"{self._get_name()}(\n  " + "\n  ".join([*extra_lines, *children]) + "\n)"
 
 
-def _indented(text: str) -> str:
+def indented(text: str) -> str:
     return text.replace("\n", "\n  ")
 
 
