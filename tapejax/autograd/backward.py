@@ -44,7 +44,7 @@ def run_backward(
 
     No targets means every leaf that is reached.
     """
-    if not (create or retain or batched) and modes.MODE.get() <= modes.GRAD:
+    if not (create or retain or batched) and modes.MODE.get() <= modes.GRAD and not modes.tracing():
         done = _one_program(roots, seeds, targets, accumulate)
         if done is not None:
             return done

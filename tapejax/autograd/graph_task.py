@@ -259,9 +259,10 @@ class GraphTask:
         # a kept graph keeps its residuals, as torch keeps saved tensors: the forward runs once
         before = modes.MODE.get()
         modes.MODE.set(before | modes.GRAD if self.create else before & ~modes.GRAD)
+        lazy = self.create or modes.tracing()  # inside vmap the gradients are no numbers yet
         _running.tasks.append(self)
         try:
-            if self.retain and not self.create:
+            if self.retain and not lazy:
                 force([r for r in self.roots if r.kind is not VAR])
             self._seed()
             self._plan()
@@ -271,11 +272,11 @@ class GraphTask:
             _running.tasks.pop()
             modes.MODE.set(before)
         results = [] if self.targets is None else [self.captured.get(t.key) for t in self.targets]
-        if not self.create:
+        if not lazy:
             live = [g for g in results if g is not None]
             live += [n for n in self._deposited if n.value is None]
             force([*live, *(r for r in self.roots if r.kind is not VAR)])
-        if not self.retain:
+        if not (self.retain or modes.tracing()):
             for n in self.executed:
                 free(n)
         return [None if g is None else wrap(g) for g in results]

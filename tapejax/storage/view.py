@@ -191,6 +191,9 @@ def check_writable(tensor: Any, name: str, operand_requires_grad: bool) -> None:
 
 def write(tensor: Any, value: Node) -> None:
     """Make `value` (recorded, of the tensor's shape and dtype) the tensor's value, for it and all that share its storage."""
+    if modes.TRANSFORMS.get():
+        for check in modes.WRITE_CHECKS:
+            check(tensor, value)
     alias = alias_of(tensor)
     storage = alias.storage
     head = storage.head

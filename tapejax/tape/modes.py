@@ -32,3 +32,14 @@ def switch(bit: int, on: bool) -> int:
 
 #: Called as `observe(node, mode)` after every node recorded while any bit above GRAD is set.
 OBSERVERS: list[Callable[[Any, int], None]] = []
+
+#: The function transforms that are running, outermost first: objects of autograd/batch.py and func/level.py.
+TRANSFORMS: ContextVar[tuple[Any, ...]] = ContextVar("tapejax_transforms", default=())
+
+#: Called as `check(tensor, value)` before a value is written into a tensor's storage while a transform runs.
+WRITE_CHECKS: list[Callable[[Any, Any], None]] = []
+
+
+def tracing() -> bool:
+    """Whether a function is running on stand-ins for its arguments, so that nothing it records has a value yet."""
+    return any(t.stands_in for t in TRANSFORMS.get())
