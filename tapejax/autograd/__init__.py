@@ -7,6 +7,10 @@ gradient is written before every hook has run; what raises leaves `.grad` and gr
 from tapejax.autograd import graph
 from tapejax.autograd.function import Function
 from tapejax.autograd.entry import backward, grad
+from tapejax.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
 from tapejax.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 
-__all__ = ["Function", "backward", "enable_grad", "grad", "graph", "is_grad_enabled", "no_grad", "set_grad_enabled"]
+__all__ = [
+    "Function", "GradcheckError", "backward", "enable_grad", "grad", "gradcheck", "gradgradcheck", "graph", "is_grad_enabled", "no_grad",
+    "set_grad_enabled",
+]  # fmt: skip
