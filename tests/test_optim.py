@@ -268,6 +268,23 @@ def test_closures_hooks_and_zero_grad() -> None:
     assert w.grad is None
 
 
+def test_named_parameters_and_a_step_of_ones_own() -> None:
+    class Twice(tj.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            return super().step(closure)
+
+    w = tj.tensor([1.0], requires_grad=True)
+    opt = Twice([("w", w)], lr=0.1)
+    assert opt.state_dict()["param_groups"][0]["param_names"] == ["w"]
+    seen: list[int] = []
+    opt.register_step_post_hook(lambda *_: seen.append(1))
+    w.grad = tj.tensor([1.0])
+    opt.step()
+    assert seen == [1]
+    assert round(w.item(), 6) == 0.8
+
+
 def weight() -> Any:
     return tj.zeros(2, requires_grad=True)
 
@@ -503,3 +520,53 @@ def test_schedules_warn_as_torch() -> None:
 def test_schedules_refuse_with_torchs_phrases(make: Any, error: type[Exception], phrase: str) -> None:
     with pytest.raises(error, match=phrase):
         make(tj.optim.lr_scheduler, two_groups(tj, "SGD"))
+
+
+# Averages of weights
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_averaged_models_as_torch(ema: bool) -> None:
+    found = []
+    for lib in (torch, tj):
+        rng = np.random.default_rng(0)
+        model = lib.nn.Linear(2, 1)
+        averaged = lib.optim.swa_utils.AveragedModel(
+            model, avg_fn=lib.optim.swa_utils.get_ema_avg_fn(0.7) if ema else None
+        )
+        for _ in range(4):
+            with lib.no_grad():
+                for p in model.parameters():
+                    p.copy_(lib.tensor(rng.normal(size=tuple(p.shape)).tolist()))
+            averaged.update_parameters(model)
+        assert int(averaged.n_averaged) == 4
+        found.append([p.detach().numpy() for p in averaged.parameters()])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"anneal_epochs": 0}, {"anneal_strategy": "linear", "anneal_epochs": 5}], ids=str
+)
+def test_swalr_as_torch(options: dict[str, Any]) -> None:
+    paths = []
+    for lib in (torch, tj):
+        opt = two_groups(lib, "SGD")
+        s = lib.optim.swa_utils.SWALR(opt, [0.01, 0.02], **options)
+        path = []
+        for _ in range(14):
+            opt.step()
+            s.step()
+            path.append(s.get_last_lr())
+        paths.append(path)
+    np.testing.assert_allclose(np.array(paths[1]), np.array(paths[0]), rtol=1e-12)
+
+
+def test_update_bn_takes_the_mean_over_all_batches() -> None:
+    model = tj.nn.Sequential(tj.nn.BatchNorm1d(2))
+    batches = [tj.tensor([[1.0, 2.0], [3.0, 4.0]]), tj.tensor([[5.0, 6.0], [7.0, 8.0]])]
+    model.eval()
+    tj.optim.swa_utils.update_bn(batches, model)
+    np.testing.assert_allclose(model[0].running_mean.numpy(), [4.0, 5.0])
+    assert model[0].momentum == 0.1
+    assert not model.training

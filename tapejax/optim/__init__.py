@@ -6,7 +6,7 @@ every number that may change between steps is a leaf, so neither a schedule nor 
 """
 
 from tapejax.dispatch import bind_all
-from tapejax.optim import lr_scheduler
+from tapejax.optim import lr_scheduler, swa_utils
 from tapejax.optim.adadelta import Adadelta
 from tapejax.optim.adagrad import Adagrad
 from tapejax.optim.adam import Adam, AdamW
@@ -37,4 +37,5 @@ __all__ = [
     "RMSprop",
     "Rprop",
     "lr_scheduler",
+    "swa_utils",
 ]

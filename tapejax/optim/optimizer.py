@@ -79,6 +79,7 @@ class Optimizer:
         """What is neither saved nor pickled."""
         self._hooks: dict[str, dict[int, Callable[..., Any]]] = {name: OrderedDict() for name in _HOOKS}
         self._next_hook = 0
+        self._stepping = False
         self._scheduled = False  # a learning rate scheduler drives this optimizer
         self._opt_called = False  # ... which warns if it is stepped first
 
@@ -411,6 +412,8 @@ _HOOKS = ("step_pre", "step_post", "save_pre", "save_post", "load_pre", "load_po
 def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def wrapped(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if self._stepping:  # a subclass's step that calls super().step() fires hooks once
+            return step(self, *args, **kwargs)
         hooks = self._hooks
         if hooks["step_pre"]:
             for before in list(hooks["step_pre"].values()):
@@ -423,7 +426,11 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
                             f"a pre-hook must return None or a tuple of (new_args, new_kwargs), got {changed}",
                         )
                     args, kwargs = changed
-        out = step(self, *args, **kwargs)
+        self._stepping = True
+        try:
+            out = step(self, *args, **kwargs)
+        finally:
+            self._stepping = False
         self._opt_called = True
         if hooks["step_post"]:
             for after in list(hooks["step_post"].values()):
