@@ -243,10 +243,16 @@ class Tensor:
                 raise refuse(
                     RuntimeError,
                     "grad",
-                    f"assigned grad has data of a different size: {tuple(value.shape)} given, {tuple(self.shape)} required",
+                    f"attempting to assign a gradient of size '{list(value.shape)}' to a tensor of size '{list(self.shape)}'. Please ensure that the"
+                    " gradient and the tensor are the same size",
                 )
             if value.dtype is not self.dtype:
-                raise refuse(RuntimeError, "grad", f"assigned grad has data of a different type: {value.dtype} given, {self.dtype} required")
+                raise refuse(
+                    RuntimeError,
+                    "grad",
+                    f"attempting to assign a gradient with dtype '{value.dtype}' to a tensor with grad_dtype '{self.dtype}'. The gradient must match the"
+                    " tensor's dtype → convert it with .to()",
+                )
         elif self._meta is None:
             return
         self._autograd_meta().grad = value

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tapejax.autograd.backward import run_backward
 from tapejax.autograd.graph_task import Target, warn_create_graph
+from tapejax.dispatch import CAST
 from tapejax.errors import refuse
-from tapejax.tape import modes
 from tapejax.tape.node import VAR, Node
 from tapejax.tape.op import composite
 from tapejax.tape.record import record
@@ -20,6 +21,7 @@ def backward(
     grad_tensors: Any = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
+    grad_variables: Any = None,
     inputs: Any = None,
 ) -> None:
     """Accumulate into `.grad` the gradients of the sum of `tensors`, each seeded with its entry of `grad_tensors`.
@@ -28,14 +30,19 @@ def backward(
     or a dict of name to tensor) limits where gradients go, non-leaves among them included.
     RuntimeError for a non-scalar root without a seed, a seed of wrong shape, a root that does not require grad, an empty `inputs`.
     """
+    if grad_variables is not None:
+        warnings.warn("`grad_variables` is deprecated. Use `grad_tensors` instead.", FutureWarning, stacklevel=2)
+        if grad_tensors is not None:
+            raise refuse(RuntimeError, "backward", "`grad_tensors` and `grad_variables` (deprecated) arguments both passed → use `grad_tensors`")
+        grad_tensors = grad_variables
     roots = _sequence(tensors)
     seeds = _sequence(grad_tensors) if grad_tensors is not None else (None,) * len(roots)
     keep = create_graph if retain_graph is None else retain_graph
     targets = None
     if inputs is not None:
-        chosen = list(inputs.values()) if isinstance(inputs, dict) else _sequence(inputs)
+        chosen = _inputs(inputs, "backward")
         if not chosen:
-            raise refuse(RuntimeError, "backward", "`inputs` argument to backward cannot be empty → leave it out to reach every leaf")
+            raise refuse(RuntimeError, "backward", "`inputs` argument to `backward()` cannot be empty. → leave it out to reach every leaf")
         targets = [_target(t, "backward") for t in chosen]
     nodes, seed_nodes = _roots(roots, seeds, "backward", False)
     if create_graph:
@@ -52,7 +59,7 @@ def _tensor_backward(
     `gradient`: the seed, of this tensor's shape and dtype; may be left out for a scalar. The graph is freed unless
     `retain_graph` (default: `create_graph`). See `autograd.backward`.
     """
-    backward(self, gradient, retain_graph, create_graph, inputs)
+    backward(self, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def grad(
@@ -73,18 +80,16 @@ def grad(
     batch axis and one vectorised program gives all gradients.
     """
     if not only_inputs:
-        import warnings
-
         warnings.warn("only_inputs argument is deprecated and is ignored now (defaults to True).", FutureWarning, stacklevel=2)
     if materialize_grads and allow_unused is False:
         raise refuse(ValueError, "grad", "Expected allow_unused to be True or not passed when materialize_grads=True, but got: allow_unused=False.")
     if allow_unused is None:
         allow_unused = materialize_grads
-    named = inputs if isinstance(inputs, dict) else None
-    wanted = list(inputs.values()) if named is not None else _sequence(inputs)
+    named = inputs if type(inputs) is dict else None
+    wanted = _inputs(inputs, "grad")
     roots = _sequence(outputs)
     if not wanted:
-        raise refuse(ValueError, "grad", "grad requires non-empty inputs.")
+        raise refuse(RuntimeError, "grad", "`inputs` argument to `grad()` cannot be empty.")
     seeds = _sequence(grad_outputs) if grad_outputs is not None else (None,) * len(roots)
     keep = create_graph if retain_graph is None else retain_graph
     targets = [_target(t, "grad") for t in wanted]
@@ -95,8 +100,8 @@ def grad(
             raise refuse(
                 RuntimeError,
                 "grad",
-                "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is the desired"
-                f" behavior. (input {i}, shape {tuple(wanted[i].shape)})",
+                f"The differentiated Tensor at index {i} appears to not have been used in the graph. Set allow_unused=True if this is the desired"
+                f" behavior. (Its shape is {tuple(wanted[i].shape)}.)",
             )
         if g is None and materialize_grads:
             found[i] = wanted[i].detach().new_zeros(wanted[i].shape)
@@ -107,11 +112,23 @@ def _sequence(x: Any) -> tuple[Any, ...]:
     return (x,) if isinstance(x, Tensor) or x is None or not isinstance(x, (Sequence, tuple, list)) and not hasattr(x, "__iter__") else tuple(x)
 
 
+def _inputs(inputs: Any, name: str) -> Sequence[Any]:
+    if type(inputs) is dict:
+        return list(inputs.values())
+    if isinstance(inputs, Mapping):
+        raise refuse(
+            TypeError, name, f"`inputs` argument to `{name}()` must be a dict, not {type(inputs).__name__}. Other Mapping types are not supported."
+        )
+    return _sequence(inputs)
+
+
 def _target(t: Any, name: str) -> Target:
     if not isinstance(t, Tensor):
-        raise refuse(TypeError, name, f"inputs must be Tensors, not {type(t).__name__}")
+        raise refuse(RuntimeError, name, f"all inputs have to be Tensors or GradientEdges, but got {type(t).__name__}")
     node = t.node
     if not node.requires_grad:
+        if name == "backward":
+            raise refuse(RuntimeError, name, "can't retain_grad on Tensor that has requires_grad=False: every one of `inputs` must require grad")
         raise refuse(
             RuntimeError,
             name,
@@ -162,16 +179,19 @@ def _seed(node: Node, seed: Any, name: str, batched: bool) -> Node | None:
     if not isinstance(seed, Tensor):
         raise refuse(TypeError, name, f"gradients can be either Tensors or None, but got {type(seed).__name__}")
     given = seed.node
+    if batched and not given.aval.shape:
+        raise refuse(ValueError, name, "is_grads_batched=True needs a batch axis first, but a gradient is a tensor of dimensionality 0")
     shape = given.aval.shape[1:] if batched else given.aval.shape
     if shape != aval.shape:
-        if not batched and given.aval.size == aval.size == 1 and False:
-            return given
-        raise refuse(
-            RuntimeError,
-            name,
-            f"Mismatch in shape: grad_output has a shape of {given.aval.shape} and output has a shape of {aval.shape}."
-            + (" With is_grads_batched=True the first axis of grad_output is the batch." if batched else ""),
-        )
+        shapes = f"grad_output has a shape of {given.aval.shape} and output has a shape of {aval.shape}."
+        if batched:
+            raise refuse(
+                RuntimeError,
+                name,
+                "If `is_grads_batched=True`, we interpret the first dimension of each grad_output as the batch dimension. The sizes of the"
+                f" remaining dimensions are expected to match the shape of corresponding output, but a mismatch was detected: {shapes}",
+            )
+        raise refuse(RuntimeError, name, f"Mismatch in shape: {shapes}")
     if given.aval.dtype is not aval.dtype:
         if given.aval.dtype.is_complex != aval.dtype.is_complex:
             raise refuse(
@@ -180,13 +200,7 @@ def _seed(node: Node, seed: Any, name: str, batched: bool) -> Node | None:
                 f"For complex Tensors, both grad_output and output are required to have the same dtype. Mismatch in dtype: grad_output has a dtype"
                 f" of {given.aval.dtype} and output has a dtype of {aval.dtype}.",
             )
-        before = modes.MODE.get()
-        try:
-            from tapejax.dispatch import CAST
-
-            return record(CAST, (1,), (aval.dtype,), (given,))
-        finally:
-            modes.MODE.set(before)
+        return record(CAST, (1,), (aval.dtype,), (given,))
     return given
 
 

@@ -1,0 +1,40 @@
+"""Fixtures and profiles shared by the tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import pytest
+
+import tapejax
+from oracle import torch
+
+hypothesis.settings.register_profile("dev", max_examples=100, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("ci", max_examples=2000, deadline=None, print_blob=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: takes more than a few seconds (run with --slow)")
+    config.addinivalue_line("filterwarnings", "error")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
+
+
+@pytest.fixture(params=["tapejax", "torch"])
+def tl(request: pytest.FixtureRequest) -> Any:
+    """The library under test and, with the same program text and the same assertions, torch."""
+    if request.param == "tapejax":
+        return tapejax
+    if torch is None:
+        pytest.skip("torch is not installed")
+    return torch
