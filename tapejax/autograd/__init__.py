@@ -4,13 +4,13 @@ May import tape/, engine/, storage/, tensor and dispatch. Invariants: gradients 
 gradient is written before every hook has run; what raises leaves `.grad` and graphs as they were.
 """
 
-from tapejax.autograd import graph
+from tapejax.autograd import forward_ad, graph
 from tapejax.autograd.function import Function
 from tapejax.autograd.entry import backward, grad
 from tapejax.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
 from tapejax.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 
 __all__ = [
-    "Function", "GradcheckError", "backward", "enable_grad", "grad", "gradcheck", "gradgradcheck", "graph", "is_grad_enabled", "no_grad",
+    "Function", "GradcheckError", "backward", "enable_grad", "forward_ad", "grad", "gradcheck", "gradgradcheck", "graph", "is_grad_enabled", "no_grad",
     "set_grad_enabled",
 ]  # fmt: skip

@@ -300,7 +300,8 @@ def _apply(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -
     edges = tuple(a.node if isinstance(a, Tensor) and a.requires_grad and recording else None for a in args)
     ctx.needs_input_grad = tuple(isinstance(a, Tensor) and a.requires_grad for a in args)
     versions = {id(a): a._version for a in args if isinstance(a, Tensor)}
-    before = modes.switch(modes.GRAD, False)
+    before = modes.MODE.get()
+    modes.MODE.set(before & ~(modes.GRAD | modes.FORWARD))
     try:
         if split:
             output = cls.forward(*args, **kwargs)
