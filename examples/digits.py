@@ -20,7 +20,7 @@ from tapejax import nn
 
 
 class Net(nn.Module):
-    """Two convolutions and a linear layer: 9,290 weights."""
+    """Two convolutions and a linear layer: 6,090 weights."""
 
     def __init__(self, width=16):
         super().__init__()
@@ -69,13 +69,12 @@ def accuracy(model, x, y):
 def gradient_is_right(x, y):
     """Check d(loss) / d(every weight) of a narrow net in double precision, on three images."""
     model = Net(width=2).double()
-    names, weights = zip(*model.named_parameters(), strict=True)
+    x = x.double()
 
-    def loss(*values):
-        logits = tj.func.functional_call(model, dict(zip(names, values, strict=True)), (x.double(),))
-        return F.cross_entropy(logits, y)
+    def loss(*weights):  # gradcheck moves the model's own weights
+        return F.cross_entropy(model(x), y)
 
-    return tj.autograd.gradcheck(loss, weights, raise_exception=False)
+    return tj.autograd.gradcheck(loss, tuple(model.parameters()), raise_exception=False)
 
 
 def main():

@@ -58,13 +58,11 @@ def main():
     tasks = 8
     for _ in track(range(20 if args.quick else 2000), description="meta-training"):
         opt.zero_grad()
-        loss = 0.0
-        for _ in range(tasks):
+        for _ in range(tasks):  # gradients of all tasks add up in .grad
             task = new_task()
             fast = adapt(weights, *task(10))
             x, y = task(10)
-            loss = loss + ((predict(fast, x) - y) ** 2).mean() / tasks
-        loss.backward()
+            (((predict(fast, x) - y) ** 2).mean() / tasks).backward()
         opt.step()
 
     print("mean squared error on 50 new sines, after k gradient steps on ten points:")
