@@ -247,8 +247,8 @@ def mismatch_text(func: Callable[..., Any], inputs: tuple[Any, ...], pair: Pair,
     if found.suspect:
         lines.append(f"  suspect    {found.suspect}")
     if detailed.analytical.size <= _PRINTED:
-        lines.append(f"numerical:{np.array2string(detailed.numerical, precision=4)}")
-        lines.append(f"analytical:{np.array2string(detailed.analytical, precision=4)}")
+        for name, matrix in (("numerical", detailed.numerical), ("analytical", detailed.analytical)):
+            lines.append(f"{name}:\n{np.array2string(matrix, precision=4, max_line_width=110, suppress_small=True)}")
     return "\n".join(lines)
 
 

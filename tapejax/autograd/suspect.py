@@ -46,7 +46,7 @@ def diagnose(func: Callable[..., Any], inputs: Sequence[Any], pair: Pair, eps: f
     at = Evaluator(func, inputs)
     found = _cause(at, pair, eps)
     if found.cause not in (PRECISION, RANDOM):
-        found.suspect = _place(func, inputs, found)
+        _locate(func, inputs, found)
     return found
 
 
@@ -74,21 +74,22 @@ def _cause(at: Evaluator, pair: Pair, eps: float) -> Diagnosis:
     machine = _machine(at, pair)
     coarse = size * machine ** (1 / 3)
     if eps < coarse:
-        right, left = sides(coarse)
-        better = (right + left) / 2
+        (r1, l1), (r2, l2) = sides(coarse), sides(coarse / 2)
+        better = (2 * (r2 + l2) - (r1 + l1) / 2) / 3  # Richardson: the h² term cancels
         if abs(better - analytic) <= 0.25 * error and abs(better - analytic) <= 0.05 * max(abs(better), abs(analytic)) + tolerance:
             kind = "float32 or narrower" if machine > 1e-10 else "cancellation in float64"
             return Diagnosis(
                 PRECISION,
                 f"with a step of {coarse:.1e} the finite difference is {better:.6g}, close to the tape's {analytic:.6g}: the step {eps:.1e} drowns in"
-                f" rounding ({kind}) → check float64 inputs, or pass eps={coarse:.0e}",
+                f" rounding ({kind}) → check float64 inputs, or pass eps={coarse:.0e} and matching tolerances",
             )
     small, large = max(10 * eps, coarse), 10 * max(10 * eps, coarse)
     (r1, l1), (r2, l2) = sides(small), sides(large)
     gap1, gap2 = abs(r1 - l1), abs(r2 - l2)
     enough = max(tolerance, 0.2 * error)
-    if gap1 > enough and gap1 > 3 * gap2:
-        return Diagnosis(JUMP, f"the function jumps here: one-sided differences are {r1:.6g} and {l1:.6g}, growing as the step shrinks")
+    steep1, steep2 = max(abs(r1 - analytic), abs(l1 - analytic)), max(abs(r2 - analytic), abs(l2 - analytic))
+    if steep1 > 5 * steep2 and steep1 > tolerance:
+        return Diagnosis(JUMP, f"the function jumps here: the difference is {numeric:.6g} with step {eps:.1e} and {(r2 + l2) / 2:.6g} with step {large:.1e}")
     if gap1 > enough and gap1 > 0.3 * gap2:
         low, high = min(r1, l1) - tolerance, max(r1, l1) + tolerance
         if low <= analytic <= high:
@@ -146,11 +147,17 @@ class _Watch:
 
     def __init__(self) -> None:
         self.nodes: list[tuple[Node, str, bool]] = []  # node, line, inside a custom Function
+        self.ends: list[str] = []  # where a value stopped requiring grad though it depends on one that does
         self.calls: list[_Call] = []
 
     def saw(self, node: Node, mode: int) -> None:
         line, inside = _where()
         self.nodes.append((node, line, inside))
+        kind: Any = node.kind
+        cut = not node.requires_grad and node.aval is not None and kind.avals is None and node.aval.differentiable
+        if cut and not inside and any(x.requires_grad for x in node.inputs):
+            name = {"detach_value": "detach()"}.get(kind.name, f"{kind.name} under no_grad" if not mode & modes.GRAD else kind.name)
+            self.ends.append(f"{name} at {line}" if line else name)
 
     def called(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.calls.append(_Call(cls, args, kwargs, _where()[0]))
@@ -185,13 +192,18 @@ def _watching() -> Iterator[_Watch]:
         modes.OBSERVERS.remove(watch.saw)
 
 
-def _place(func: Callable[..., Any], inputs: Sequence[Any], found: Diagnosis) -> str:
+def _locate(func: Callable[..., Any], inputs: Sequence[Any], found: Diagnosis) -> None:
+    """Fill in the suspect; a wrong value that no operation explains is a path that the gradient misses."""
     try:
         with _watching() as watch:
             func(*inputs)
-        return _custom(watch) or (_cut_off(watch) if found.cause == MISSING else "") or _builtin(watch) or _cut_off(watch)
+        found.suspect = _custom(watch) or _builtin(watch)
     except Exception:  # a diagnosis must not hide what it was to explain
-        return ""
+        return
+    if not found.suspect and watch.ends and found.cause in (WRONG, MISSING):
+        found.cause = MISSING
+        found.because = "a path that the value takes lets no gradient through"
+        found.suspect = watch.ends[0]
 
 
 def _custom(watch: _Watch) -> str:
@@ -263,18 +275,6 @@ def _leaf_of(x: Node) -> Any:
         return x
     made = wrap(x).detach()
     return leaf_tensor(host(made), x.aval.dtype, None, x.requires_grad)
-
-
-def _cut_off(watch: _Watch) -> str:
-    """Where a value that depends on a checked input stopped requiring grad: detach, no_grad, data."""
-    for node, line, inside in watch.nodes:
-        kind: Any = node.kind
-        if inside or node.requires_grad or isinstance(kind, str) or not node.aval.differentiable:
-            continue
-        if any(x.requires_grad for x in node.inputs or ()):
-            name = {"detach_value": "detach()"}.get(kind.name, f"{kind.name} without grad")
-            return f"{name} at {line}" if line else name
-    return ""
 
 
 __all__ = ["JUMP", "KINK", "MISSING", "PRECISION", "RANDOM", "WRONG", "Diagnosis", "diagnose"]
