@@ -391,14 +391,14 @@ def __getattr__(name: str) -> Any:
 # -- custom Functions ----------------------------------------------------------------------------------------------------
 
 
-def _after_forward(cls: type[function.Function], ctx: Any, args: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def _after_forward(cls: type[function.Function], ctx: Any, args: tuple[Any, ...], read: Sequence[Node | None], outputs: tuple[Any, ...]) -> None:
     """Give the outputs of a custom Function the tangents that its `jvp` says."""
     if not MODE.get() & FORWARD:
         return
     levels = _LEVELS.get()
     for depth in range(len(levels) - 1, -1, -1):
         level = levels[depth]
-        given = [level.tangent(a.node) if isinstance(a, Tensor) else None for a in args]
+        given = [None if x is None else level.tangent(x) for x in read]
         if any(g is not None for g in given):
             with _outside(levels, depth):
                 _call_jvp(cls, ctx, args, outputs, given, level)

@@ -282,7 +282,7 @@ class Function(metaclass=_FunctionMeta):
         return _apply(cls, args, kwargs)
 
 
-#: Called as `f(cls, ctx, args, outputs)` after a forward whose inputs may carry tangents: see autograd/forward_ad.py.
+#: Called as `f(cls, ctx, args, nodes that forward read, outputs)`, as inputs may carry tangents: see autograd/forward_ad.py.
 AFTER_FORWARD: list[Callable[..., None]] = []
 
 #: Called before a Function runs, inside function transforms; returns NotImplemented to run it as usual.
@@ -301,6 +301,7 @@ def _apply(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -
     ctx.needs_input_grad = tuple(isinstance(a, Tensor) and a.requires_grad for a in args)
     versions = {id(a): a._version for a in args if isinstance(a, Tensor)}
     before = modes.MODE.get()
+    read = [a.node if isinstance(a, Tensor) else None for a in args] if before & modes.FORWARD else ()
     modes.MODE.set(before & ~(modes.GRAD | modes.FORWARD))
     try:
         if split:
@@ -315,7 +316,7 @@ def _apply(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -
     needs = any(e is not None for e in edges)
     made = _wrap_outputs(cls, ctx, args, outputs, edges, needs, versions)
     for after in AFTER_FORWARD:
-        after(cls, ctx, args, made)
+        after(cls, ctx, args, read, made)
     return made[0] if single else made
 
 
