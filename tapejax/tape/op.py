@@ -25,34 +25,38 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tapejax import dtypes
 from tapejax.tape.aval import Aval
 
 
-class Array:
-    """Annotation: a tensor operand. Inside the body it is a `jax.Array` (or a tracer)."""
+if TYPE_CHECKING:  # inside a body operands are JAX arrays (a list arrives as a tuple of them)
+    Array = Any
+    Arrays = Any
+    Scalar = Any
+    Seed = Any
+    Ints = Any
+    Dims = Any
+else:
 
+    class Array:
+        """Annotation: a tensor operand. Inside the body it is a `jax.Array` (or a tracer)."""
 
-class Arrays:
-    """Annotation: a list of tensor operands. Inside the body it is a tuple of `jax.Array`s."""
+    class Arrays:
+        """Annotation: a list of tensor operands. Inside the body it is a tuple of `jax.Array`s."""
 
+    class Scalar:
+        """Annotation: a Python number that is a leaf. Inside the body it is a 0-d `jax.Array`."""
 
-class Scalar:
-    """Annotation: a Python number that is a leaf. Inside the body it is a 0-d `jax.Array`."""
+    class Seed:
+        """Annotation: a random op's key. Inside the body it is a `jax.random` key."""
 
+    class Ints:
+        """Annotation: a static tuple of ints that users may also spread (`x.view(2, 3)`); one int arrives as a 1-tuple."""
 
-class Seed:
-    """Annotation: a random op's key. Inside the body it is a `jax.random` key."""
-
-
-class Ints:
-    """Annotation: a static tuple of ints that users may also spread (`x.view(2, 3)`); one int arrives as a 1-tuple."""
-
-
-class Dims:
-    """Annotation: a static that is None, an int or a tuple of ints."""
+    class Dims:
+        """Annotation: a static that is None, an int or a tuple of ints."""
 
 
 class Param(NamedTuple):
