@@ -114,13 +114,14 @@ def _one_program(
         region = {n: True for n in region if n in keep}
 
     for n in region:
+        home = n.home
+        moved = home is not None and home[0].version != home[1]
         for x in n.inputs:
-            if x.home is not None:
-                saved_check(n)
-                break
-        else:
-            if n.home is not None:
-                saved_check(n)
+            home = x.home
+            if home is not None and home[0].version != home[1]:
+                moved = True
+        if moved:
+            saved_check(n)
 
     into: list[Node | None] = []
     for sink in sinks.values():
@@ -147,7 +148,8 @@ def _one_program(
             tuple(None if o is None else linear.slot_of(o) for o in into),
         )
         freed = {n for n in region if n.kind.saves}
-        donate = donatable(linear, recipes_kept(linear, held, freed))
+        results = [*(order[i].aval for i in held), *(read[k].aval for k in sinks)]
+        donate = donatable(linear, recipes_kept(linear, held, freed), results)
         (keep_values, gradients), _ = run(linear, ("pull", tuple(held), request), donate)
     except BaseException:
         waiting.WAITING.stale += [waiting.weakref.ref(n) for n in also]

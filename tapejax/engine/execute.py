@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from sys import getrefcount
 from typing import Any
 
@@ -14,8 +14,10 @@ import numpy as np
 from tapejax import config
 from tapejax.engine import derive
 from tapejax.engine.cache import CACHE, Executable, announce
+from tapejax.engine.replay import Entry
 from tapejax.errors import CompileError, OutOfMemoryError
 from tapejax.tape import aval as avals
+from tapejax.tape.aval import Aval
 from tapejax.tape.node import SCALAR, Node
 from tapejax.tape.program import Linear, Program, text
 
@@ -70,48 +72,56 @@ def run(linear: Linear, request: Any, donatable: Sequence[int] = ()) -> tuple[An
             raise _translate(e, linear) from None
 
 
-def donatable(linear: Linear, protected: set[Node]) -> list[int]:
-    """Array inputs (by position among array inputs) whose value nobody needs after this program.
+def donatable(linear: Linear, protected: set[Node], results: Iterable[Aval]) -> list[int]:
+    """Array inputs (by position among array inputs) whose value nobody needs after this program, and which a result can replace.
 
     Such a leaf is referenced only by nodes of this program, and its array only by the leaf.
     """
-    uses = dict.fromkeys(linear.inputs, 0)
-    for node in linear.order:
-        for x in node.inputs:
-            if x in uses:
-                uses[x] += 1
+    room: dict[Aval, int] = {}
+    for aval in results:
+        room[aval] = room.get(aval, 0) + 1
     found = []
     position = 0
-    for x in linear.inputs:
+    for x, uses in zip(linear.inputs, linear.input_uses, strict=True):
         if x.kind is SCALAR:
             continue
-        # references: linear.inputs, linear.slot, uses, the loop variable, getrefcount's argument
+        # a value is referenced by its node and by getrefcount's argument
         if (
-            getrefcount(x) - uses[x] <= _LEAF_REFERENCES
-            and type(x.value) is _ARRAY
-            and getrefcount(x.value) <= _ARRAY_REFERENCES
+            getrefcount(x) - uses <= _LEAF_REFERENCES
+            and room.get(x.aval)
+            and getrefcount(x.value) <= 2
+            and _is_concrete(x.value)
             and x not in protected
         ):
+            room[x.aval] -= 1
             found.append(position)
         position += 1
     return found
 
 
-_ARRAY: Any = type(jax.device_put(np.zeros(())))
-_ARRAY_REFERENCES = getrefcount(Node("leaf", (), None, False, 0, jax.device_put(np.zeros(()))).value)  # type: ignore[arg-type]
+_concrete: set[type] = set()
+
+
+def _is_concrete(value: Any) -> bool:
+    """Whether `value` is an array on a device (not a tracer, not several arrays)."""
+    if type(value) in _concrete:
+        return True
+    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        _concrete.add(type(value))
+        return True
+    return False
 
 
 def _leaf_references() -> int:
+    """References to an input that `donatable` sees when only this program uses it (measured: it depends on the interpreter)."""
+
     def probe() -> int:
         consumer = Node("probe", (Node("leaf", (), None, False, 0, 0),), None, False)  # type: ignore[arg-type]
         linear = Linear([consumer])
         del consumer
-        uses = dict.fromkeys(linear.inputs, 0)
-        for node in linear.order:
-            for x in node.inputs:
-                if x in uses:
-                    uses[x] += 1
-        return next(getrefcount(x) - uses[x] for x in linear.inputs)
+        for x, uses in zip(linear.inputs, linear.input_uses, strict=True):
+            return getrefcount(x) - uses
+        raise AssertionError
 
     return probe()
 
@@ -127,14 +137,14 @@ def _build(key: Any, program: Program, request: Any, donate: tuple[int, ...]) ->
 
     def call(given: Any, kept: Any, floats: Any, ints: Any, complexes: Any) -> Any:
         given_at, kept_at, f, i, c = iter(given), iter(kept), 0, 0, 0
-        inputs = []
+        inputs: list[Any] = []
         position = 0
         for a in program.inputs:
             if a is avals.WEAK_FLOAT:
-                inputs.append(floats[f])
+                inputs.append(Entry(floats, f))
                 f += 1
             elif a is avals.WEAK_INT or a is avals.WEAK_BOOL:
-                inputs.append(ints[i] if a is avals.WEAK_INT else ints[i] != 0)
+                inputs.append(Entry(ints, i, a is avals.WEAK_BOOL))
                 i += 1
             elif a is avals.WEAK_COMPLEX:
                 inputs.append(jnp.asarray(complexes[c], np.complex128))

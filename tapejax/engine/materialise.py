@@ -61,7 +61,7 @@ def _force(todo: list[Node], also: list[Node], keep_residuals: bool) -> None:
     if region is not None:
         _force_with_residuals(linear, held, tracked, *region)
     else:
-        outputs, _ = run(linear, ("values", tuple(held)), donatable(linear, recipes_kept(linear, held)))
+        outputs, _ = run(linear, ("values", tuple(held)), donatable(linear, recipes_kept(linear, held), [order[i].aval for i in held]))
         finish(linear, held, outputs)
 
 
@@ -98,6 +98,8 @@ def recipes_kept(linear: Linear, held: Sequence[int], freed: Any = ()) -> set[No
 def _with(found: dict[Node, bool], also: list[Node]) -> dict[Node, bool]:
     """Add values that wait for a program, except those that depend on a traced function's argument."""
     for node in also:
+        if node in found:
+            continue
         more = pending([node], dict(found))
         if not any(n.kind is ARGUMENT for n in more if n not in found):
             found = more

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from tapejax import device as devices
 from tapejax import dtypes
 from tapejax.errors import refuse
 from tapejax.tape.aval import Aval, aval_of
@@ -94,9 +95,9 @@ def _aval(spec: Any, device: Any) -> Aval:
 def _one_device(op: Op, inputs: tuple[Aval, ...]) -> Any:
     found = {a.device for a in inputs if not a.weak and a.shape}
     if len(found) > 1:
-        names = ", ".join(sorted(str(d) for d in found))
+        names = " and ".join(sorted(str(devices.of_aval(d)) for d in found))
         raise refuse(
-            RuntimeError, op.name, f"Expected all tensors to be on the same device, but found at least two devices, {names} → use .to()"
+            RuntimeError, op.name, f"Expected all tensors to be on the same device, but found at least two devices, {names}! → use .to()"
         )
     if found:
         return found.pop()

@@ -54,13 +54,14 @@ STOP = "stop"
 class Linear:
     """What one pass over the tape finds: the key, and the nodes behind its slots."""
 
-    __slots__ = ("inputs", "key", "order", "slot", "uses")
+    __slots__ = ("input_uses", "inputs", "key", "order", "slot", "uses")
 
     def __init__(self, order: list[Node], region: Any = None) -> None:
         """Number `order` (sorted); with `region`, nodes outside it are marked as letting no gradient through."""
         slot: dict[Node, int] = {}
         words: list[Any] = []
         inputs: list[Node] = []
+        input_uses: list[int] = []
         uses = [0] * len(order)
         i = 0
         for node in order:
@@ -71,15 +72,19 @@ class Linear:
                 s = slot.get(x)
                 if s is None:
                     inputs.append(x)
+                    input_uses.append(1)
                     slot[x] = s = -len(inputs)
                 elif s >= 0:
                     uses[s] += 1
+                else:
+                    input_uses[-s - 1] += 1
                 words.append(s)
             slot[node] = i
             i += 1
         self.order = order
         self.slot = slot
         self.inputs = inputs
+        self.input_uses = input_uses
         self.uses = uses
         self.key = tuple(words)
 
@@ -88,6 +93,7 @@ class Linear:
         s = self.slot.get(node)
         if s is None:
             self.inputs.append(node)
+            self.input_uses.append(0)
             self.slot[node] = s = -len(self.inputs)
         return s
 
