@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tapejax.errors import refuse
+from tapejax.tape.modes import TRANSFORMS
 
 _WORD = (1 << 63) - 1
 
@@ -43,6 +44,8 @@ class Generator:
 
     def draw(self) -> tuple[int, int]:
         """The next (seed, counter)."""
+        for transform in TRANSFORMS.get():
+            transform.before_draw()
         with self._lock:
             self._counter += 1
             return self._seed, self._counter
