@@ -133,6 +133,8 @@ def _one_program(
     found = dict.fromkeys(region, True)
     starts = [*outside, *variables, *(s for s in seeds if s is not None), *(o for o in into if o is not None), *roots]
     found = pending(starts, found)
+    del starts, outside  # a reference from here would make these values look wanted, and they would be returned
+    n = x = inputs = pulled = dropped = None  # type: ignore[assignment]
     also = waiting.take()
     try:
         if also:

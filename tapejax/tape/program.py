@@ -54,7 +54,7 @@ STOP = "stop"
 class Linear:
     """What one pass over the tape finds: the key, and the nodes behind its slots."""
 
-    __slots__ = ("input_uses", "inputs", "key", "order", "slot", "uses")
+    __slots__ = ("input_uses", "inputs", "key", "order", "region", "slot", "uses")
 
     def __init__(self, order: list[Node], region: Any = None) -> None:
         """Number `order` (sorted); with `region`, nodes outside it are marked as letting no gradient through."""
@@ -82,6 +82,7 @@ class Linear:
             slot[node] = i
             i += 1
         self.order = order
+        self.region = region
         self.slot = slot
         self.inputs = inputs
         self.input_uses = input_uses
@@ -100,11 +101,11 @@ class Linear:
     def held(self) -> list[int]:
         """The results that somebody outside still holds: their values must be kept.
 
-        A node is referenced by its consumers here (counted), by this object and its maker (constant), and by whoever
-        else wants it: a tensor, a storage, another part of the tape.
+        A node is referenced by its consumers here (counted), by this object and its maker (constant, one more for the
+        region), and by whoever else wants it: a tensor, a storage, another part of the tape.
         """
-        uses = self.uses
-        return [i for i, node in enumerate(self.order) if getrefcount(node) - uses[i] > _OWN_REFERENCES]
+        uses, region = self.uses, self.region or ()
+        return [i for i, node in enumerate(self.order) if getrefcount(node) - uses[i] - (node in region) > _OWN_REFERENCES]
 
     def program(self) -> Program:
         return Program(self.key, tuple(x.aval for x in self.inputs))

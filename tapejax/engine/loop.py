@@ -1,0 +1,229 @@
+"""One loop of a program: a body that was recorded again and again, told apart into what each round reads and leaves behind.
+
+Found by `reroll`, run by `replay`. The body's operands come from five places: the same value in every round (constant),
+another one in each round (row), the same round, an earlier round (register), or what was hoisted out of the loop.
+What depends on constants alone is computed once, what depends on rows but not on earlier rounds is computed for all
+rounds at once; only the rest is scanned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tapejax.tape.aval import Aval
+from tapejax.tape.node import VAR
+from tapejax.tape.program import STOP, Program
+
+CONSTANT, RELATIVE, ROW = 0, 1, 2  # classes of an operand: see `reroll.classify`
+ONCE, BATCHED, SCANNED = 0, 1, 2  # levels of an instruction
+
+#: Batched instructions may hold this many bytes, or a few times what they read; beyond that they stay in the loop.
+FREE_BYTES = 1 << 20
+
+
+class Part(NamedTuple):
+    """The instructions of one level as a program of their own."""
+
+    program: Program
+    inputs: tuple[Any, ...]  # per input slot: ("constant", slot), ("row", column), ("body", position), ("register", n, age)
+    slot: dict[int, int]  # position in the body -> slot in `program`
+
+
+class Register(NamedTuple):
+    """A value carried from round to round: what `position` gave in the last `len(start)` rounds (youngest first)."""
+
+    position: int
+    start: tuple[int | None, ...]  # slots that hold the values before the first round; None: zeros that nobody reads
+
+
+class Loop:
+    """`rounds` rounds of `period` instructions, the first of which is instruction `start`.
+
+    `slots`: (rounds, operands of one body) input slots as recorded; `classes`: the class of each operand.
+    """
+
+    def __init__(self, program: Program, start: int, period: int, slots: np.ndarray, classes: np.ndarray) -> None:
+        self.start = start
+        self.period = period
+        self.rounds = len(slots)
+        self.stop = start + self.rounds * period
+        self.slots = slots
+        self.classes = classes
+        self._program = program
+        self._last = program.instructions[self.stop - period : self.stop]  # a round that reads no initial value
+        self.registers: list[Register] = []
+        self.columns: list[tuple[int, ...]] = []  # rows: per column the slot of each round
+        self._sources: list[tuple[Any, ...]] = []
+        self._find_sources()
+        self.levels = self._find_levels()
+        self.parts: dict[int, Part] = {}
+
+    # -- what each operand is -------------------------------------------------------------------------------------
+
+    def _find_sources(self) -> None:
+        columns: dict[tuple[int, ...], int] = {}
+        registers: dict[tuple[int, tuple[Any, ...]], int] = {}
+        depth: dict[int, int] = {}  # deepest reach back to each position
+        reads: list[tuple[int, int, int, int]] = []
+        column = 0
+        for j, (_, operands, _) in enumerate(self._last):
+            for p in range(len(operands)):
+                if self.classes[column] == RELATIVE:
+                    position, back = self._producer(j, int(self.slots[-1, column]))
+                    if back:
+                        depth[position] = max(depth.get(position, 0), back)
+                        reads.append((j, p, column, back))
+                column += 1
+        starts: dict[int, list[dict[int, int]]] = {}  # position -> registers as {age: initial slot}
+        which: dict[tuple[int, int], tuple[int, int]] = {}
+        for j, p, column, back in reads:
+            position, _ = self._producer(j, int(self.slots[-1, column]))
+            mine = {back - r - 1: int(self.slots[r, column]) for r in range(min(back, self.rounds))}
+            candidates = starts.setdefault(position, [])
+            for n, known in enumerate(candidates):
+                if all(known.get(age, s) == s for age, s in mine.items()):
+                    known.update(mine)
+                    break
+            else:
+                n = len(candidates)
+                candidates.append(mine)
+            which[(j, p)] = (position, n)
+        for position, candidates in starts.items():
+            for n, known in enumerate(candidates):
+                registers[(position, (n,))] = len(self.registers)
+                self.registers.append(Register(position, tuple(known.get(age) for age in range(depth[position]))))
+
+        column = 0
+        for j, (_, operands, _) in enumerate(self._last):
+            sources: list[Any] = []
+            for p in range(len(operands)):
+                s = int(self.slots[-1, column])
+                if self.classes[column] == CONSTANT:
+                    sources.append(("constant", s))
+                elif self.classes[column] == ROW:
+                    row = tuple(self.slots[:, column].tolist())
+                    sources.append(("row", columns.setdefault(row, len(columns))))
+                else:
+                    position, back = self._producer(j, s)
+                    if back:
+                        _, n = which[(j, p)]
+                        sources.append(("register", registers[(position, (n,))], back - 1))
+                    else:
+                        sources.append(("body", position))
+                column += 1
+            self._sources.append(tuple(sources))
+        self.columns = list(columns)
+
+    def _producer(self, j: int, slot: int) -> tuple[int, int]:
+        """Position in the body and rounds back of what position `j` of the last round reads at `slot`."""
+        distance = self.stop - self.period + j - slot
+        back = -((j - distance) // self.period)
+        return (j - distance) % self.period, max(back, 0)
+
+    def aval_of_operand(self, j: int, p: int) -> Any:
+        kind, operands, _ = self._last[j]
+        return kind.inputs[p] if kind is not VAR else aval_at(self._program, operands[0])
+
+    def aval_of(self, position: int) -> Any:
+        return aval_at(self._program, self.stop - self.period + position)
+
+    # -- levels ---------------------------------------------------------------------------------------------------
+
+    def _find_levels(self) -> list[int]:
+        levels: list[int] = []
+        for j, sources in enumerate(self._sources):
+            level = ONCE
+            read = 0
+            for p, source in enumerate(sources):
+                what = source[0]
+                if what == "register":
+                    level = SCANNED
+                elif what == "body":
+                    level = max(level, levels[source[1]])
+                elif what == "row":
+                    level = max(level, BATCHED)
+                if level == SCANNED:
+                    break
+                inside = what == "row" or (what == "body" and levels[source[1]] == BATCHED)
+                read += nbytes(self.aval_of_operand(j, p)) * (self.rounds if inside else 1)
+            if level == BATCHED and self.rounds * nbytes(self.aval_of(j)) > max(FREE_BYTES, 4 * read):
+                level = SCANNED
+            levels.append(level)
+        return levels
+
+    def part(self, level: int) -> Part:
+        """The instructions of `level`, linked to the others through the part's inputs."""
+        made = self.parts.get(level)
+        if made is not None:
+            return made
+        inputs: dict[Any, int] = {}
+        avals: list[Any] = []
+        slot: dict[int, int] = {}
+        words: list[Any] = []
+        for j, (kind, _, stop) in enumerate(self._last):
+            if self.levels[j] != level:
+                continue
+            if stop:
+                words.append(STOP)
+            words.append(kind)
+            for p, source in enumerate(self._sources[j]):
+                inner = slot.get(source[1]) if source[0] == "body" else None
+                if inner is None:
+                    inner = inputs.get(source)
+                    if inner is None:
+                        inputs[source] = inner = -len(inputs) - 1
+                        avals.append(self.aval_of_operand(j, p))
+                words.append(inner)
+            slot[j] = len(slot)
+        made = self.parts[level] = Part(Program(tuple(words), tuple(avals)), tuple(inputs), slot)
+        return made
+
+    # -- what others see of it ------------------------------------------------------------------------------------
+
+    def place(self, slot: int) -> tuple[int, int]:
+        """(position in the body, round) of a slot of this loop."""
+        return (slot - self.start) % self.period, (slot - self.start) // self.period
+
+    def reads(self) -> set[int]:
+        """The slots outside that the loop reads."""
+        found: set[int] = set().union(*self.columns)
+        for sources in self._sources:
+            found.update(x[1] for x in sources if x[0] == "constant")
+        for x in self.registers:
+            found.update(s for s in x.start if s is not None)
+        return found
+
+    def without(self, rounds: Sequence[int]) -> list[Loop]:
+        """The loops that are left when some rounds must stand alone."""
+        found = []
+        first = 0
+        for r in (*sorted(rounds), self.rounds):
+            if r - first >= MIN_ROUNDS:
+                found.append(Loop(self._program, self.start + first * self.period, self.period, self.slots[first:r], self.classes))
+            first = r + 1
+        return found
+
+
+MIN_ROUNDS = 8
+
+
+def nbytes(aval: Any) -> int:
+    if isinstance(aval, tuple):
+        return sum(nbytes(a) for a in aval)
+    return aval.size * getattr(aval.dtype, "itemsize", 8)
+
+
+def aval_at(program: Program, slot: int) -> Aval | tuple[Aval, ...]:
+    """What is known of the value at a slot; a variable's is that of what it reads."""
+    while slot >= 0:
+        kind, slots, _ = program.instructions[slot]
+        if kind is not VAR:
+            return kind.aval
+        slot = slots[0]
+    return program.inputs[-slot - 1]
+
+
+__all__ = ["BATCHED", "CONSTANT", "MIN_ROUNDS", "ONCE", "RELATIVE", "ROW", "SCANNED", "Loop", "Part", "Register", "aval_at", "nbytes"]
