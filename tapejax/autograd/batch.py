@@ -189,6 +189,10 @@ class Trace:
         self.behind[made] = (node, axis)
         return made
 
+    def before_draw(self) -> None:
+        if self.randomness == "error":
+            raise RuntimeError(_RANDOM)
+
     def lift(self, tensor: Tensor, axis: int) -> Tensor:
         made = wrap(self.stand_in(tensor.node, axis))
         self.tensors.append((made, tensor, axis))
@@ -340,12 +344,6 @@ def _check_write(tensor: Tensor, value: Node) -> None:
 
 
 modes.WRITE_CHECKS.append(_check_write)
-
-
-def check_random() -> None:
-    """Refuse a random operation where a map has not said what randomness means."""
-    if any(t.randomness == "error" for t in traces()):
-        raise refuse(RuntimeError, "random", _RANDOM)
 
 
 def map_flat(

@@ -93,19 +93,19 @@ def drop_tangent(input: Array) -> Any:
 _PASS_ON = frozenset((function.function_output, function.function_alias))
 
 
-def push(node: Node, level: Level) -> None:
-    """Record the tangent of `node` at `level`, if any of its inputs has one."""
+def push(node: Node, level: Level, inputs: tuple[Node, ...]) -> None:
+    """Record the tangent of `node` (which was recorded on `inputs`) at `level`, if any of its inputs has one."""
     tangents = level.tangents
     kind = node.kind
     if isinstance(kind, str):
         return
-    if len(node.inputs) == 1:
-        t = level.tangent(node.inputs[0])
+    if len(inputs) == 1:
+        t = level.tangent(inputs[0])
         if t is None:
             return
         given: list[Node | None] = [t]
     else:
-        given = [level.tangent(x) for x in node.inputs]
+        given = [level.tangent(x) for x in inputs]
         if not any(g is not None for g in given):
             return
     which = kind.op
@@ -120,7 +120,7 @@ def push(node: Node, level: Level) -> None:
     elif which is PICK:
         made = pick(given[0], kind.statics[0]) if kind.aval.differentiable and given[0] is not None else None
     elif kind.differentiable:
-        made = _recorded(TWINS[which](kind) if which in TWINS else kind, node.inputs, given)
+        made = _recorded(TWINS[which](kind) if which in TWINS else kind, inputs, given)
     else:
         return
     if made is not None:
@@ -157,7 +157,7 @@ def _observe(node: Node, mode: int) -> None:
             _LEVELS.set(levels[:depth])
             if not depth:
                 MODE.set(mode & ~FORWARD)
-            push(node, levels[depth])
+            push(node, levels[depth], node.inputs)
     finally:
         _LEVELS.set(levels)
         MODE.set(mode)
