@@ -140,6 +140,8 @@ def _saved(node: tape.Node, name: str) -> Any:
         for operand, x in zip(node.kind.operands, node.inputs, strict=True):
             if operand == wanted:
                 return x.value if x.kind is SCALAR else wrap(x)
+    if wanted in node.kind.operands and any(wanted in saved for saved in node.kind.saves.values()):
+        return None  # nobody's gradient needs it here
     statics = dict(zip(node.kind.op.statics, node.kind.statics, strict=True))
     if name in statics:
         return statics[name]

@@ -88,13 +88,13 @@ def sum_of(left: Array, right: Array) -> Any:
     return left + right  # type: ignore[operator]
 
 
-@op("", oracle=None)
+@op("", oracle=None, differentiable=False)
 def ones_seed(input: Array) -> Any:
     """The implicit seed of a scalar root."""
     return jnp.ones_like(input)  # type: ignore[arg-type]
 
 
-@op("", oracle=None)
+@op("", oracle=None, differentiable=False)
 def zeros_seed(input: Array, batch: int | None) -> Any:
     """The seed of an output that no gradient reached."""
     return jnp.zeros(input.shape if batch is None else (batch, *input.shape), input.dtype)  # type: ignore[attr-defined]
@@ -277,6 +277,8 @@ class GraphTask:
             live += [n for n in self._deposited if n.value is None]
             force([*live, *(r for r in self.roots if r.kind is not VAR)])
         if not (self.retain or modes.tracing()):
+            if self.create:  # what the gradients still wait for is about to be forgotten
+                force([g for g in (*results, *self._deposited) if g is not None])
             for n in self.executed:
                 free(n)
         return [None if g is None else wrap(g) for g in results]
@@ -550,12 +552,12 @@ class GraphTask:
         live = [o for o in block.outputs if o in self.gradient]
         if not live:
             return
-        for o in block.outputs:
-            self._check_region(o, block)
-        wanted = [(i, x) for i, x in enumerate(block.wanted) if x in self.taking_part]
-        if len(live) < len(block.outputs):
-            reached = _reaching(live, block)
-            wanted = [(i, x) for i, x in wanted if x in reached]
+        walked, reached = _walk(live, block, [x for x in block.wanted if x in self.taking_part])
+        for n in walked:
+            if n.inputs is None:
+                raise freed_error(n)
+            saved_check(n)
+        wanted = [(i, x) for i, x in enumerate(block.wanted) if x in reached]
         if wanted:
             seeds = [self.gradient[o] if o in self.gradient else record(zeros_seed, (1,), (self.batch,), (o,)) for o in block.outputs]
             results = self._pull_residuals(block, seeds, [x.aval for x in block.wanted])
@@ -566,13 +568,7 @@ class GraphTask:
                 self.captured[o] = self.gradient[o]
             if o.note.retained_by is not None and not _has_python(o):
                 self._retain(o.note.retained_by, self.gradient[o])
-        self.executed += block.nodes
-
-    def _check_region(self, output: Node, block: Any) -> None:
-        for n in block.nodes:
-            if n.inputs is None:
-                raise freed_error(n)
-            saved_check(n)
+        self.executed += walked
 
     def _function(self, n: Node) -> None:
         """A backward written in Python."""
@@ -630,19 +626,24 @@ class GraphTask:
         self._deposited.append(g)
 
 
-def _reaching(outputs: Sequence[Node], block: Any) -> set[Node]:
-    """Which of the block's inputs some of its outputs depend on."""
-    goals = set(block.wanted)
-    seen: set[Node] = set()
-    stack = list(outputs)
+def _walk(outputs: Sequence[Node], block: Any, goals: Sequence[Node]) -> tuple[list[Node], set[Node]]:
+    """The nodes of a block between `outputs` and `goals` (a freed one may lead anywhere), and the goals that are reached."""
+    inside = set(block.nodes)
+    ends = set(goals)
+    leads = needed_nodes(inside, ends) | {n for n in inside if n.inputs is None}
+    walked: dict[Node, bool] = {}
+    reached: set[Node] = set()
+    stack = [o for o in outputs if o in leads]
     while stack:
         n = stack.pop()
-        if n in seen:
-            continue
-        seen.add(n)
-        if n not in goals:
-            stack += [x for x in n.inputs or () if x.requires_grad]
-    return seen & goals
+        if n not in walked:
+            walked[n] = True
+            for x in n.inputs or ():
+                if x in ends:
+                    reached.add(x)
+                elif x in leads:
+                    stack.append(x)
+    return list(walked), reached
 
 
 def zeros_like_aval(aval: Aval) -> Node:
