@@ -64,13 +64,14 @@ def main():
     tj.manual_seed(0)
     model = Speller(len(ALPHABET))
     opt = tj.optim.Adam(model.parameters(), lr=3e-3)
-    rows, chunk = 4, 16  # the text in four rows that are read in parallel, 16 letters between updates
+    rows, chunk = 4, 16  # four places are read in parallel, 16 letters between updates
     ids = tj.tensor([ALPHABET.index(c) for c in TEXT])
-    length = (len(TEXT) - 1) // rows // chunk * chunk
-    inputs = ids[: rows * length].reshape(rows, length).t()
-    targets = ids[1 : rows * length + 1].reshape(rows, length).t()
+    length = len(TEXT) // rows // chunk * chunk
 
-    for _ in track(range(3 if args.quick else 150), description="reading"):
+    for _ in track(range(3 if args.quick else 300), description="reading"):
+        begin_at = tj.randint(len(TEXT), ())  # each pass starts somewhere else in the text, as if it were a ring
+        letters = ids[(begin_at + tj.arange(rows * length + 1)) % len(TEXT)]
+        inputs, targets = letters[:-1].reshape(rows, length).t(), letters[1:].reshape(rows, length).t()
         h = model.start(rows)
         for begin in range(0, length, chunk):
             h = h.detach()  # gradients stop here; the numbers go on
