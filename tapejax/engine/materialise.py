@@ -128,6 +128,8 @@ def grad_region(roots: Sequence[Node]) -> tuple[dict[Node, bool], list[Node]] | 
             if not x.requires_grad or x in region:
                 continue
             if x.kind is VAR or x.value is not None:
+                if x.aval.__class__ is tuple:
+                    return None  # the values of a several-output node: gradients are read off single ones
                 starts[x] = True
             else:
                 region[x] = True
