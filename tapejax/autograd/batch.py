@@ -72,6 +72,12 @@ VMAP = Op(_vmap_body, "", {"name": "vmap", "oracle": None})
 
 
 @op("", oracle=None)
+def example(input: Array) -> Any:
+    """One example of a tensor that requires grad."""
+    return input
+
+
+@op("", oracle=None)
 def repeat_over_batch(input: Array, size: int, axis: int) -> Any:
     """Repeat a value that is the same for every example along a new axis."""
     x: Any = input
@@ -99,9 +105,14 @@ forward_ad.TWINS[VMAP] = _without_stops
 
 _draws_of: dict[Op, Callable[[Kind], Iterable[tuple[int, int]]]] = {
     VMAP: lambda kind: _program_draws(kind.statics[0]),
-    PULL: lambda kind: _program_draws(kind.statics[0]),
+    PULL: lambda kind: _pull_draws(kind.statics[0]),
     forward_ad.JVP: lambda kind: draws_of(kind.statics[0]),
 }
+
+
+def _pull_draws(plan: Any) -> Iterable[tuple[int, int]]:
+    place = {slot: i for i, slot in enumerate(plan.needed)}
+    return [(place[s], place[c]) for s, c in _program_draws(plan.program) if s in place and c in place]
 
 
 def _program_draws(program: Program) -> Iterable[tuple[int, int]]:
@@ -184,10 +195,14 @@ class Trace:
         """A node of one example's shape for a node whose `axis` is the batch."""
         aval = node.aval
         shape = aval.shape[:axis] + aval.shape[axis + 1 :]
-        made = Node(ARGUMENT, (), aval_of(shape, aval.dtype, aval.device), node.requires_grad and modes.grad_enabled())
+        made = Node(ARGUMENT, (), aval_of(shape, aval.dtype, aval.device), False)
         made.note = StandIn()
         self.behind[made] = (node, axis)
-        return made
+        if not (node.requires_grad and modes.grad_enabled()):
+            return made
+        tracked = record(example, (1,), (), (made,))
+        tracked.requires_grad = True  # so that what `no_grad` stops inside is known
+        return tracked
 
     def before_draw(self) -> None:
         if self.randomness == "error":

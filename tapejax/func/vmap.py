@@ -20,7 +20,7 @@ def vmap(
     `in_dims`: the batch axis of every argument (an int, None for an argument without one, or a tree of them like the
     arguments); `out_dims` the same for results. `randomness`: "error" refuses random operations, "different" draws for
     every example, "same" once for all. `chunk_size` limits how many examples are computed at a time. Keyword arguments are
-    mapped over their first axis.
+    not mapped.
     RuntimeError where the function needs a number (`.item()`, `if`), or writes a mapped value into an unmapped tensor in place.
 
     >>> import tapejax as tj
@@ -41,21 +41,12 @@ def vmap(
 
 def _mapped(func: Any, in_dims: Any, out_dims: Any, randomness: str, chunk: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = getattr(func, "__name__", type(func).__name__)
-    leaves, spec, axes, size = _inputs(name, in_dims, args)
-    more, more_spec = flatten(kwargs)
-    for x in more:
-        if isinstance(x, Tensor) and x._node.aval.ndim:
-            leaves.append(x)
-            axes.append(0)
-        else:
-            leaves.append(x)
-            axes.append(None)
+    leaves, spec, axes = _inputs(name, in_dims, args)
     size = _size(leaves, axes)
     trace = Trace(size, randomness)
     with running(trace):
         given = [x if a is None else trace.lift(x, a) for x, a in zip(leaves, axes, strict=True)]
-        n = spec.leaves
-        output = func(*unflatten(spec, given[:n]), **unflatten(more_spec, given[n:]))
+        output = func(*unflatten(spec, given), **kwargs)
     outs, out_spec = flatten(output)
     out_axes = _out_axes(name, out_dims, outs, out_spec, trace)
     chosen = [(o.node, a) for o, a in zip(outs, out_axes, strict=True) if a is not None]
@@ -65,7 +56,7 @@ def _mapped(func: Any, in_dims: Any, out_dims: Any, randomness: str, chunk: int 
     return unflatten(out_spec, results)
 
 
-def _inputs(name: str, in_dims: Any, args: tuple[Any, ...]) -> tuple[list[Any], Any, list[Any], int]:
+def _inputs(name: str, in_dims: Any, args: tuple[Any, ...]) -> tuple[list[Any], Any, list[Any]]:
     where = f"vmap({name}, in_dims={in_dims}, ...)(<inputs>)"
     if not isinstance(in_dims, (int, tuple, list)):
         raise ValueError(
@@ -103,7 +94,7 @@ def _inputs(name: str, in_dims: Any, args: tuple[Any, ...]) -> tuple[list[Any], 
                 f" -{n} <= in_dim < {n}."
             )
         axes.append(d % n)
-    return leaves, spec, axes, 0
+    return leaves, spec, axes
 
 
 def _size(leaves: list[Any], axes: list[int | None]) -> int:
