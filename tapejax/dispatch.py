@@ -182,7 +182,7 @@ def _unary(op: Op, absent: int) -> Callable[[Any], Any]:
                 kinds[x.aval] = made._node.kind
             return made
         oldest = x.oldest
-        node = Node(kind, (x,), kind.aval, x.requires_grad and mode == 1 and kind.differentiable, oldest)
+        node = Node(kind, (x,), kind.aval, x.requires_grad and mode == 1 and kind.differentiable and True, oldest)
         if oldest < stale_before():
             WAITING.stale.append(weakref.ref(node))
         made = new(Tensor)
@@ -214,7 +214,7 @@ def _unary_static(op: Op) -> Callable[[Any, tuple[Any, ...]], Any]:
                 kinds[(x.aval, statics)] = made._node.kind
             return made
         oldest = x.oldest
-        node = Node(kind, (x,), kind.aval, x.requires_grad and mode == 1 and kind.differentiable, oldest)
+        node = Node(kind, (x,), kind.aval, x.requires_grad and mode == 1 and kind.differentiable and True, oldest)
         if oldest < stale_before():
             WAITING.stale.append(weakref.ref(node))
         made = new(Tensor)
@@ -256,7 +256,7 @@ def _binary(op: Op, absent: int) -> Callable[[Any, Any], Any]:
         oldest = x.oldest
         if y.oldest < oldest:
             oldest = y.oldest
-        node = Node(kind, (x, y), kind.aval, mode == 1 and (x.requires_grad or y.requires_grad) and kind.differentiable, oldest)
+        node = Node(kind, (x, y), kind.aval, mode == 1 and (x.requires_grad or y.requires_grad) and kind.differentiable and True, oldest)
         if oldest < stale_before():
             WAITING.stale.append(weakref.ref(node))
         made = new(Tensor)

@@ -179,6 +179,10 @@ class Tensor:
             value = leaf(node.value, node.aval) if node.value is not None else node.inputs[0]
             self._set_leaf(value, None)
             return self
+        if node.aval.inference and not modes.MODE.get() & modes.INFERENCE:
+            raise refuse(
+                RuntimeError, "requires_grad_", "Setting requires_grad=True on inference tensor outside InferenceMode is not allowed. → clone() it first"
+            )
         if not node.aval.differentiable:
             raise refuse(
                 RuntimeError,
@@ -316,11 +320,13 @@ class Tensor:
 
     @property
     def _version(self) -> int:
+        if self._node.aval.inference:
+            raise refuse(RuntimeError, "_version", "Inference tensors do not track version counter.")
         return 0 if self._alias is None else self._alias.storage.counter.version
 
     @property
     def _base(self) -> Any:
-        return None if self._alias is None or not self._alias.lenses or self._alias.flags & DETACHED else _base_of(self)
+        return None if self._alias is None or not self._alias.lenses or self._alias.flags & DETACHED or self._node.aval.inference else _base_of(self)
 
     def _is_view(self) -> bool:
         return self._base is not None
@@ -481,7 +487,7 @@ def wrap(node: Node) -> Tensor:
 
 def leaf_node(data: Any, dtype: dtypes.dtype, where: Any) -> Node:
     """A leaf holding `data` (array-like) as `dtype` on the JAX device `where` (None: the default one)."""
-    aval = aval_of(tuple(np.shape(data)), dtype, where)
+    aval = aval_of(tuple(np.shape(data)), dtype, where, inference=modes.MODE.get() & modes.INFERENCE > 0)
     if isinstance(data, jax.Array):
         if data.dtype == dtype.np and where is None:
             return leaf(data, aval)

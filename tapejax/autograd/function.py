@@ -299,7 +299,6 @@ def _apply(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -
     recording = modes.grad_enabled()
     edges = tuple(a.node if isinstance(a, Tensor) and a.requires_grad and recording else None for a in args)
     ctx.needs_input_grad = tuple(isinstance(a, Tensor) and a.requires_grad for a in args)
-    versions = {id(a): a._version for a in args if isinstance(a, Tensor)}
     before = modes.MODE.get()
     read = [a.node if isinstance(a, Tensor) else None for a in args] if before & modes.FORWARD else ()
     modes.MODE.set(before & ~(modes.GRAD | modes.FORWARD))
@@ -314,7 +313,7 @@ def _apply(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -
     single = not isinstance(output, tuple)
     outputs = (output,) if single else output
     needs = any(e is not None for e in edges)
-    made = _wrap_outputs(cls, ctx, args, outputs, edges, needs, versions)
+    made = _wrap_outputs(cls, ctx, args, outputs, edges, needs)
     for after in AFTER_FORWARD:
         after(cls, ctx, args, read, made)
     return made[0] if single else made
@@ -327,7 +326,6 @@ def _wrap_outputs(
     outputs: tuple[Any, ...],
     edges: tuple[Node | None, ...],
     needs: bool,
-    versions: dict[int, int],
 ) -> tuple[Any, ...]:
     name = f"{cls.__name__}Backward"
     inputs = [a for a in args if isinstance(a, Tensor)]
@@ -447,6 +445,13 @@ def _rewrite_dirty(tensor: Tensor, node: Node) -> None:
 def _save(ctx: FunctionCtx, outputs: tuple[Any, ...], made: Sequence[Any]) -> None:
     saved = []
     for t in ctx._to_save:
+        if t is not None and t._node.aval.inference:
+            raise refuse(
+                RuntimeError,
+                type(ctx).__name__,
+                "Inference tensors cannot be saved for backward. To work around this, you can make a clone to get a normal tensor and use it"
+                " in autograd, or use no_grad() instead of inference_mode().",
+            )
         index = next((i for i, o in enumerate(outputs) if o is t and made[i] is not None and _is_new(made[i], t)), None) if t is not None else None
         s = _Saved(t if index is None else made[index], index)
         saved.append(s)

@@ -43,8 +43,9 @@ class Storage:
             WAITING.written.append(weakref.ref(self))
 
 
-#: Flags of an alias: made while not recording; `.data` (writes do not count); cut off from the base's history.
-NO_GRAD, HIDDEN, DETACHED = 1, 2, 4
+#: Flags of an alias: made while not recording; `.data` (writes do not count); cut off from the base's history; made in
+#: inference mode.
+NO_GRAD, HIDDEN, DETACHED, INFERENCE = 1, 2, 4, 8
 
 
 class Alias:

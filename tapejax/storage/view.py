@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from tapejax.errors import refuse
-from tapejax.storage.cell import DETACHED, HIDDEN, NO_GRAD, Alias, Storage
+from tapejax.storage.cell import DETACHED, HIDDEN, INFERENCE, NO_GRAD, Alias, Storage
 from tapejax.tape import modes
 from tapejax.tape.node import VAR, Kind, Node, variable
 from tapejax.tape.op import Array, Op, Param, op
@@ -133,8 +133,9 @@ def made_view(base: Any, view: Any, lens: Lens, flags: int = 0) -> None:
     under = base._alias or alias_of(base)
     storage = under.storage
     flags |= under.flags
-    if not modes.MODE.get() & modes.GRAD:
-        flags |= NO_GRAD
+    mode = modes.MODE.get()
+    if not mode & modes.GRAD:
+        flags |= NO_GRAD | INFERENCE if mode & modes.INFERENCE else NO_GRAD
     view._alias = Alias(storage, (*under.lenses, lens), flags)
     counter = storage.counter
     view._node.home = (counter, counter.version)
@@ -150,9 +151,19 @@ def mark_multi_view(views: tuple[Any, ...], name: str) -> tuple[Any, ...]:
 
 def check_writable(tensor: Any, name: str, operand_requires_grad: bool) -> None:
     """Raise where torch refuses an in-place write; must run before anything is recorded."""
-    if not modes.MODE.get() & modes.GRAD:
+    mode = modes.MODE.get()
+    if tensor._node.aval.inference and not mode & modes.INFERENCE:
+        raise refuse(
+            RuntimeError,
+            name,
+            "Inplace update to inference tensor outside InferenceMode is not allowed. You can make a clone to get a normal tensor before"
+            " doing inplace update.",
+        )
+    if not mode & modes.GRAD or mode & modes.INFERENCE:
         return
     alias: Alias | None = tensor._alias
+    if alias is not None and alias.flags & INFERENCE:
+        _check_inference_view(alias, name, tensor.requires_grad or operand_requires_grad)
     requires_grad = tensor.requires_grad
     if not (requires_grad or operand_requires_grad):
         return
@@ -189,6 +200,22 @@ def check_writable(tensor: Any, name: str, operand_requires_grad: bool) -> None:
         )
 
 
+def _check_inference_view(alias: Alias, name: str, requires_grad: bool) -> None:
+    if not alias.flags & DETACHED and (requires_grad or alias.storage.head.requires_grad):
+        raise refuse(
+            RuntimeError,
+            name,
+            "A view was created in inference mode and is being modified inplace in normal mode. Given that this use case is ambiguous and"
+            " error-prone, it is forbidden → make the view and the write both inside inference_mode or both outside.",
+        )
+
+
+@op("", oracle=None)
+def same_value(input: Array) -> Any:
+    """Return `input`: a node of its own for a value that changes between inference and normal tensors."""
+    return input
+
+
 def write(tensor: Any, value: Node) -> None:
     """Make `value` (recorded, of the tensor's shape and dtype) the tensor's value, for it and all that share its storage."""
     if modes.TRANSFORMS.get():
@@ -204,6 +231,9 @@ def write(tensor: Any, value: Node) -> None:
             bases.append(lens.get(bases[-1]))
         for lens, base in zip(reversed(lenses), reversed(bases), strict=True):
             value = lens.put(base, value)
+    if value.aval.inference is not head.aval.inference:
+        value = record(same_value, (1,), (), (value,))
+        value.aval = value.aval.marked(head.aval.inference)
     if storage.meta is not None:
         value = variable(value, storage.meta)
     elif head.requires_grad and not value.requires_grad:

@@ -10,16 +10,18 @@ from tapejax import dtypes
 class Aval:
     """The abstract value of a node. Make one with `aval_of`; equal ones are the same object.
 
-    `weak` marks a Python number (it promotes by category only); `device` is None for the default device.
+    `weak` marks a Python number (it promotes by category only); `device` is None for the default device; `inference` marks
+    a value made in inference mode.
     """
 
-    __slots__ = ("device", "differentiable", "dtype", "ndim", "shape", "weak")
+    __slots__ = ("device", "differentiable", "dtype", "inference", "ndim", "shape", "weak")
 
-    def __init__(self, shape: tuple[int, ...], dtype: dtypes.dtype, weak: bool, device: Any) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: dtypes.dtype, weak: bool, device: Any, inference: bool = False) -> None:
         self.shape = shape
         self.dtype = dtype
         self.weak = weak
         self.device = device
+        self.inference = inference
         self.ndim = len(shape)
         self.differentiable = dtype.is_differentiable
 
@@ -35,6 +37,10 @@ class Aval:
             n *= s
         return n
 
+    def marked(self, inference: bool) -> Aval:
+        """The same with the given `inference`."""
+        return self if self.inference is inference else aval_of(self.shape, self.dtype, self.device, self.weak, inference)
+
     def __repr__(self) -> str:
         where = "" if self.device is None else f"@{self.device}"
         return f"{self.dtype.name}{'*' if self.weak else ''}[{','.join(map(str, self.shape))}]{where}"
@@ -43,12 +49,12 @@ class Aval:
 _interned: dict[tuple[Any, ...], Aval] = {}
 
 
-def aval_of(shape: tuple[int, ...], dtype: dtypes.dtype, device: Any = None, weak: bool = False) -> Aval:
+def aval_of(shape: tuple[int, ...], dtype: dtypes.dtype, device: Any = None, weak: bool = False, inference: bool = False) -> Aval:
     """The one Aval with these properties."""
-    key = (shape, dtype, device, weak)
+    key = (shape, dtype, device, weak, inference)
     found = _interned.get(key)
     if found is None:
-        found = _interned.setdefault(key, Aval(shape, dtype, weak, device))
+        found = _interned.setdefault(key, Aval(shape, dtype, weak, device, inference))
     return found
 
 

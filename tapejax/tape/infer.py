@@ -49,8 +49,35 @@ def infer(op: Op, key: Any, form: tuple[Any, ...], statics: tuple[Any, ...], inp
     else:
         kind.aval = _aval(out, device)
         kind.differentiable = op.differentiable and kind.aval.differentiable
+    if any(a.inference for a in inputs if a.__class__ is Aval):
+        _inference_rules(kind)
     op.kinds[key] = kind
     return kind
+
+
+class _SavesInference:
+    """In the place of `kind.differentiable`: raises when a node that requires grad is about to be recorded."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.name = kind.name
+
+    def __bool__(self) -> bool:
+        raise refuse(
+            RuntimeError,
+            self.name,
+            "Inference tensors cannot be saved for backward. To work around this, you can make a clone to get a normal tensor and use it in"
+            " autograd, or use no_grad() instead of inference_mode().",
+        )
+
+
+def _inference_rules(kind: Kind) -> None:
+    """Views of inference tensors are inference tensors; backward must not need one."""
+    if kind.op.put is not None or kind.name == "detach_value":
+        kind.aval = kind.aval.marked(kind.inputs[0].inference)
+    tracked = {n for n, a in zip(kind.operands, kind.inputs, strict=True) if a.differentiable and not a.weak} | {"*"}
+    saved = {name for of, names in kind.saves.items() if of in tracked for name in names}
+    if kind.differentiable and any(a.inference and n in saved for n, a in zip(kind.operands, kind.inputs, strict=True)):
+        kind.differentiable = _SavesInference(kind)
 
 
 def apply(kind: Kind, arrays: Any) -> Any:

@@ -35,7 +35,7 @@ class Kind:
         self.casts: tuple[Any, ...] = ()
         self.aval: Any = None  # of the result; for a several-output kind the tuple `avals`
         self.avals: tuple[Aval, ...] | None = None
-        self.differentiable = False
+        self.differentiable: Any = False  # whether results may require grad (an object that raises: they must not)
         self.saves = op.saves
         self.lens: Any = None  # of a view kind without further operands: its lens
         self.reach: Any = None  # of a PULL kind: per output, the inputs it depends on

@@ -9,7 +9,7 @@ import weakref
 from typing import Any
 
 from tapejax.tape.infer import infer
-from tapejax.tape.modes import GRAD, MODE, OBSERVERS
+from tapejax.tape.modes import GRAD, INFERENCE, MODE, OBSERVERS
 from tapejax.tape.node import NEVER, Kind, Node
 from tapejax.tape.op import Array, Op
 from tapejax.tape.waiting import WAITING, stale_before
@@ -31,10 +31,10 @@ def record_kind(kind: Kind, inputs: tuple[Node, ...]) -> Node:
     requires_grad = False
     oldest = NEVER
     mode = MODE.get()
-    if kind.differentiable and mode & GRAD:
+    if mode & GRAD and not mode & INFERENCE:
         for x in inputs:
             if x.requires_grad:
-                requires_grad = True
+                requires_grad = bool(kind.differentiable)  # asked last: infer() may have put a refusal there
                 break
     for x in inputs:
         if x.oldest < oldest:
