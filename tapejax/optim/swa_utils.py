@@ -79,7 +79,8 @@ class AveragedModel(Module):
     def update_parameters(self, model: Module) -> None:
         """Take the parameters of `model` into the average."""
         with no_grad():
-            mine, theirs = list(self.module.parameters()), list(model.parameters())
+            mine: list[Tensor] = list(self.module.parameters())
+            theirs: list[Tensor] = list(model.parameters())
             buffers = list(zip(self.module.buffers(), model.buffers(), strict=True))
             if self.use_buffers:
                 mine += [a for a, _ in buffers]
