@@ -237,8 +237,11 @@ def _binary(op: Op, absent: int) -> Callable[[Any, Any], Any]:
 
     def record_binary(input: Any, other: Any) -> Any:
         try:
-            a = input._alias
-            x = input._node if a is None or a.seen == a.storage.epoch else refresh(input)
+            if input.__class__ in numbers:
+                x = scalar(input)
+            else:
+                a = input._alias
+                x = input._node if a is None or a.seen == a.storage.epoch else refresh(input)
             if other.__class__ in numbers:
                 y = scalar(other)
             else:
@@ -279,7 +282,9 @@ def caller(op: Op) -> Callable[..., Any]:
             if short is not None:
                 found = short(op, len(optional))
                 if optional:
-                    found = _or_general(found, _generated(op), len(required))
+                    quick = found
+                    found = _or_general(quick, _generated(op), len(required))
+                    found.short = quick  # for Python's operators
     if found is None:
         found = _generated(op)
     found.__name__ = found.__qualname__ = op.name

@@ -9,7 +9,8 @@ import numpy as np
 
 from tapejax.dispatch import assign
 from tapejax.ops.index import getitem, setitem
-from tapejax.storage.view import check_writable
+from tapejax.storage.view import check_writable, write
+from tapejax.tape.modes import GRAD, MODE
 from tapejax.tensor import Tensor
 
 _BINARY = {
@@ -25,12 +26,12 @@ _ACCEPTED = (Tensor, int, float, complex, np.generic)
 def install(functions: dict[str, Any]) -> None:
     """Set the dunder methods from the functions by torch's name."""
     for python, name in _BINARY.items():
-        function = functions[name]
+        function = getattr(functions[name], "short", functions[name])
         setattr(Tensor, f"__{python}__", _forward(function, f"__{python}__"))
         setattr(Tensor, f"__r{python}__", _reflected(function, f"__r{python}__"))
         setattr(Tensor, f"__i{python}__", _augmented(function, f"__i{python}__"))
     for python, name in _COMPARE.items():
-        setattr(Tensor, f"__{python}__", _comparison(functions[name], f"__{python}__"))
+        setattr(Tensor, f"__{python}__", _comparison(getattr(functions[name], "short", functions[name]), f"__{python}__"))
     for python, name in _UNARY.items():
         setattr(Tensor, f"__{python}__", functions[name])
     Tensor.__getitem__ = getitem  # type: ignore[attr-defined]
@@ -54,7 +55,7 @@ def _forward(function: Callable[[Any, Any], Any], name: str) -> Any:
 
 def _reflected(function: Callable[[Any, Any], Any], name: str) -> Any:
     def operator(self: Any, other: Any) -> Any:
-        if isinstance(other, _ACCEPTED):
+        if other.__class__ is float or isinstance(other, _ACCEPTED):
             return function(other, self)
         return NotImplemented
 
@@ -82,8 +83,13 @@ def _augmented(function: Callable[[Any, Any], Any], name: str) -> Any:
     def operator(self: Any, other: Any) -> Any:
         if not isinstance(other, _ACCEPTED):
             return NotImplemented
-        check_writable(self, name, isinstance(other, Tensor) and other.requires_grad)
-        assign(self, function(self, other)._node, name)
+        if self._node.aval.inference or MODE.get() & GRAD:
+            check_writable(self, name, isinstance(other, Tensor) and other.requires_grad)
+        value = function(self, other)._node
+        if value.aval is self._node.aval:
+            write(self, value)
+        else:
+            assign(self, value, name)
         return self
 
     operator.__name__ = name

@@ -222,8 +222,10 @@ class Tensor:
     def grad(self) -> Tensor | None:
         """The gradient that `backward()` accumulated here; None before, and for non-leaf tensors unless retained."""
         meta = self._meta
-        if meta is None or (meta.grad is None and not meta.retains_grad):
-            if self._node.requires_grad and not self.is_leaf and not (meta is not None and meta.retains_grad):
+        if meta is not None and meta.grad is not None:
+            return meta.grad
+        if meta is None or not meta.retains_grad:
+            if self._node.requires_grad and not self.is_leaf:
                 import warnings
 
                 warnings.warn(
@@ -233,8 +235,7 @@ class Tensor:
                     UserWarning,
                     stacklevel=2,
                 )
-            return None
-        return meta.grad
+        return None
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:

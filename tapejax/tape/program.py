@@ -63,13 +63,15 @@ class Linear:
         inputs: list[Node] = []
         input_uses: list[int] = []
         uses = [0] * len(order)
+        word, find = words.append, slot.get
         i = 0
         for node in order:
-            if region is not None and node not in region and node.kind is not VAR:
-                words.append(STOP)
-            words.append(node.kind)
+            kind = node.kind
+            if region is not None and node not in region and kind is not VAR:
+                word(STOP)
+            word(kind)
             for x in node.inputs:
-                s = slot.get(x)
+                s = find(x)
                 if s is None:
                     inputs.append(x)
                     input_uses.append(1)
@@ -78,7 +80,7 @@ class Linear:
                     uses[s] += 1
                 else:
                     input_uses[-s - 1] += 1
-                words.append(s)
+                word(s)
             slot[node] = i
             i += 1
         self.order = order
