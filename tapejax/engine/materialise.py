@@ -5,7 +5,7 @@ A forward that is forced before its backward keeps its residuals in a `Block`, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -106,7 +106,8 @@ def _with(found: dict[Node, bool], also: list[Node]) -> dict[Node, bool]:
     return found
 
 
-def refuse_arguments(found: Any) -> None:
+def refuse_arguments(found: Iterable[Node]) -> None:
+    """Nothing that depends on an argument of a function being traced has a value."""
     for n in found:
         if n.kind is ARGUMENT:
             raise n.note.refusal()
@@ -122,7 +123,7 @@ def grad_region(roots: Sequence[Node]) -> tuple[dict[Node, bool], list[Node]] | 
     while stack:
         n = stack.pop()
         note = n.note
-        if n.inputs is None or (note is not None and (note.cut or note.hooks or note.pre_hooks or note.post_hooks or note.retained_by)):
+        if n.inputs is None or (note is not None and (note.cut or note.saved or note.hooks or note.pre_hooks or note.post_hooks or note.retained_by)):
             return None
         for x in n.inputs:
             if not x.requires_grad or x in region:
@@ -175,8 +176,8 @@ def _fill(linear: Linear, held: Sequence[int], outputs: Sequence[Any]) -> None:
         node.oldest = NEVER
         if not node.requires_grad:
             node.inputs = ()
-    for node in order:
-        if node.kind is VAR and node.value is None and node.inputs[0].value is not None:
+    for node in linear.variables:
+        if node.value is None and node.inputs[0].value is not None:
             node.value = node.inputs[0].value
             node.oldest = NEVER
             node.inputs = ()

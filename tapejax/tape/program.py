@@ -54,7 +54,7 @@ STOP = "stop"
 class Linear:
     """What one pass over the tape finds: the key, and the nodes behind its slots."""
 
-    __slots__ = ("input_uses", "inputs", "key", "order", "region", "slot", "uses")
+    __slots__ = ("input_uses", "inputs", "key", "order", "region", "slot", "uses", "variables")
 
     def __init__(self, order: list[Node], region: Any = None) -> None:
         """Number `order` (sorted); with `region`, nodes outside it are marked as letting no gradient through."""
@@ -62,12 +62,15 @@ class Linear:
         words: list[Any] = []
         inputs: list[Node] = []
         input_uses: list[int] = []
+        variables: list[Node] = []
         uses = [0] * len(order)
         word, find = words.append, slot.get
         i = 0
         for node in order:
             kind = node.kind
-            if region is not None and node not in region and kind is not VAR:
+            if kind is VAR:
+                variables.append(node)
+            elif region is not None and node not in region:
                 word(STOP)
             word(kind)
             for x in node.inputs:
@@ -89,6 +92,7 @@ class Linear:
         self.inputs = inputs
         self.input_uses = input_uses
         self.uses = uses
+        self.variables = variables
         self.key = tuple(words)
 
     def slot_of(self, node: Node) -> int:
