@@ -389,18 +389,18 @@ def smooth_l1_loss(
 ) -> Any:
     """Take the squared error below `beta` and the absolute error above, joined smoothly; `beta=0` is `l1_loss`.
 
-    Raises ValueError for a negative `beta`. Girshick 2015, eq. 3 (beta = 1).
+    Raises RuntimeError for a negative `beta`. Girshick 2015, eq. 3 (beta = 1).
     """
     if beta < 0:
-        raise refuse(ValueError, "smooth_l1_loss", f"does not support negative values for beta, but got {beta}")
+        raise refuse(RuntimeError, "smooth_l1_loss", f"does not support negative values for beta, but got {beta}")
     return smooth_absolute_error(input, target, legacy(size_average, reduce, reduction), beta=beta)
 
 
 @composite("nn.functional")
 def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None) -> Any:
-    """Take the squared error up to `delta` and a line beyond. Raises ValueError unless `delta` > 0."""
+    """Take the squared error up to `delta` and a line beyond. Raises RuntimeError unless `delta` > 0."""
     if delta <= 0:
-        raise refuse(ValueError, "huber_loss", f"does not support non-positive values for delta, but got {delta}")
+        raise refuse(RuntimeError, "huber_loss", f"does not support non-positive values for delta, but got {delta}")
     return huber_error(input, target, reduction, weight=weight, delta=delta)
 
 

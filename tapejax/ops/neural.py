@@ -362,11 +362,12 @@ def attention_with_dropout(
     query: Array,
     key: Array,
     value: Array,
-    attn_mask: Array | None,
-    dropout_p: Scalar,
-    is_causal: bool,
-    scale: Scalar,
-    enable_gqa: bool,
+    attn_mask: Array | None = None,
+    dropout_p: Scalar = 0.0,
+    is_causal: bool = False,
+    scale: Scalar = None,
+    enable_gqa: bool = False,
+    *,
     seed: Seed,
 ) -> Array:
     """Average `value` by similarity, with weights dropped at rate `dropout_p`. See `scaled_dot_product_attention`."""
@@ -403,6 +404,11 @@ def scaled_dot_product_attention(
     return attention(query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
+@attention_with_dropout.samples
+def _(make: Make) -> Iterator[Any]:
+    yield sample(make(2, 3, 4), make(2, 5, 4), make(2, 5, 2), dropout_p=0.5)
+
+
 @op("", saves="result", oracle=None)
 def gumbel_sample(logits: Array, tau: Scalar, hard: bool, dim: int, seed: Seed) -> Array:
     """Draw `softmax((logits + Gumbel noise) / tau)`; `hard` gives the one-hot argmax with the soft gradient."""
@@ -414,6 +420,12 @@ def gumbel_sample(logits: Array, tau: Scalar, hard: bool, dim: int, seed: Seed) 
     chosen = jnp.argmax(lax.stop_gradient(soft), axis=axis, keepdims=True)
     one = (lax.broadcasted_iota(chosen.dtype, soft.shape, axis) == chosen).astype(soft.dtype)
     return one + (soft - lax.stop_gradient(soft))
+
+
+@gumbel_sample.samples
+def _(make: Make) -> Iterator[Any]:
+    yield make(3, 4), 0.7, False, -1
+    yield make(3, 4), 1.0, True, 0
 
 
 @composite("nn.functional")

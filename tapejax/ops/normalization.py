@@ -148,8 +148,8 @@ def batch_standardise(input: Array, weight: Array | None = None, bias: Array | N
     axes, shape = _channels(input)
     y, mean, var = _standardise(wide(input), axes, eps)
     n = input.size // max(input.shape[1], 1)
-    unbiased = lax.stop_gradient(var).reshape(-1) * (n / max(n - 1, 1))
-    return _affine(y, weight, bias, shape, input.dtype), lax.stop_gradient(mean).reshape(-1), unbiased
+    unbiased = var.reshape(-1) * (n / max(n - 1, 1))
+    return _affine(y, weight, bias, shape, input.dtype), mean.reshape(-1), unbiased
 
 
 @batch_standardise.samples
@@ -167,10 +167,10 @@ def batch_rescale(
     bias: Array | None = None,
     eps: Scalar = 1e-5,
 ) -> Array:
-    """Normalise each channel of (N, C, *) by given statistics, which get no gradient."""
+    """Normalise each channel of (N, C, *) by given statistics."""
     _, shape = _channels(input)
     x = wide(input)
-    mean, var = (lax.stop_gradient(v).astype(x.dtype).reshape(shape) for v in (running_mean, running_var))
+    mean, var = (v.astype(x.dtype).reshape(shape) for v in (running_mean, running_var))
     return _affine((x - mean) * lax.rsqrt(var + jnp.asarray(eps, x.dtype)), weight, bias, shape, input.dtype)
 
 
@@ -228,7 +228,7 @@ def instance_standardise(input: Array, weight: Array | None = None, bias: Array 
     y, mean, var = _standardise(wide(input), tuple(range(2, input.ndim)), eps)
     n = int(np.prod(input.shape[2:]))
     shape = (input.shape[1],) + (1,) * (input.ndim - 2)
-    mean, var = (jnp.mean(lax.stop_gradient(v), axis=0).reshape(-1) for v in (mean, var))
+    mean, var = (jnp.mean(v, axis=0).reshape(-1) for v in (mean, var))
     return _affine(y, weight, bias, shape, input.dtype), mean, var * (n / max(n - 1, 1))
 
 
