@@ -41,6 +41,7 @@ class Pair:
     rtol: float
     projected: bool = False
     ok: bool = field(init=False)
+    excess: float = field(init=False)  # the worst error as a multiple of what is tolerated
     max_abs: float = field(init=False)
     max_rel: float = field(init=False)
     output_index: tuple[int, ...] = field(init=False)
@@ -51,7 +52,7 @@ class Pair:
     def __post_init__(self) -> None:
         a, n = self.analytical, self.numerical
         self.output_index = self.input_index = ()
-        self.analytic = self.numeric = self.max_abs = self.max_rel = 0.0
+        self.analytic = self.numeric = self.max_abs = self.max_rel = self.excess = 0.0
         self.ok = True
         if not a.size:
             return
@@ -63,7 +64,8 @@ class Pair:
         bad = ~np.isfinite(error)
         excess = np.where(bad, np.inf, excess)
         worst = int(np.argmax(excess))
-        self.ok = bool(excess.flat[worst] <= 1.0)
+        self.excess = float(excess.flat[worst])
+        self.ok = self.excess <= 1.0
         self.max_abs = float("nan") if bad.any() else float(error.max())
         self.max_rel = float("nan") if bad.any() else float(relative.max())
         self.analytic, self.numeric = a.flat[worst].item(), n.flat[worst].item()
