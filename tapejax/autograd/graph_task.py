@@ -335,7 +335,7 @@ class GraphTask:
             alone = self._alone(n)
             for x in reached[n]:
                 if x in level:
-                    own = max(own, level[x] + (1 if alone or self._alone(x) or _has_python(x) or x.kind is VAR else 0))
+                    own = max(own, level[x] + (1 if alone or self._alone(x) or _has_python(x) or x.kind is VAR or self._read(x) else 0))
             level[n] = own
         self.order = order
 
@@ -344,6 +344,10 @@ class GraphTask:
         if block is not None:
             return list(block.wanted)
         return [x for x in edges(n) if x is not None and x.requires_grad]
+
+    def _read(self, n: Node) -> bool:
+        """Whether the gradient must depend on `n` itself, not on what it was computed from: it may be differentiated by `n` again."""
+        return self.create and n in self.wanted_nodes
 
     def _alone(self, n: Node) -> bool:
         """Whether `n` is a piece of its own: a Function, a region with residuals, a node that a post hook watches."""
@@ -397,6 +401,8 @@ class GraphTask:
     def _arrived(self, n: Node) -> None:
         """The gradient of a cut is complete: tensor hooks, then retain_grad, then capture, then the node's prehooks."""
         note = n.note
+        if self._read(n):
+            self.captured[n] = self.gradient[n]
         if note is None or not (_has_python(n)):
             return
         g = self.gradient[n]
@@ -478,7 +484,7 @@ class GraphTask:
             if n not in stop_at:
                 saved_check(n)
         inner = [n for n in part if n in self.wanted_nodes or (n.note is not None and n.note.retained_by is not None)]
-        inner = [n for n in inner if not _has_python(n)]
+        inner = [n for n in inner if not (_has_python(n) or (self._read(n) and n in roots and (n.note is None or n.note.retained_by is None)))]
         wanted = [*boundary, *inner]
         if wanted:
             runs = [n for n in part if n not in stop_at]
