@@ -342,7 +342,7 @@ class ParameterDict(Module):
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a parameter, or `default` if there is none of that name."""
-        return self[key] if key in self else default
+        return self[key] if key in self else default  # noqa: SIM401 (this is get)
 
     def update(self, parameters: Any) -> None:
         """Add or replace parameters, from a mapping or from pairs."""

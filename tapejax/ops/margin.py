@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from tapejax.errors import refuse
-from tapejax.ops.loss import fitting, legacy, picked, same_size, reduced
+from tapejax.ops.loss import fitting, legacy, picked, reduced, same_size
 from tapejax.ops.norm import p_norm
 from tapejax.ops.samples import Make
 from tapejax.tape.op import Array, Scalar, composite, op, sample
