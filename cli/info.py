@@ -67,5 +67,5 @@ def gather() -> dict[str, Any]:
             "compiled": CACHE.compiled,
             "launches": CACHE.launches,
         },
-        "disk_cache": jax.config.jax_compilation_cache_dir,
+        "disk_cache": getattr(jax.config, "jax_compilation_cache_dir", None),
     }

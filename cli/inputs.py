@@ -73,7 +73,7 @@ def differentiable(tensors: Any) -> tuple[Any, ...]:
     found = [_as_tensor(t) for t in tensors]
     if any(isinstance(t, Tensor) and t.requires_grad for t in found):
         return tuple(found)
-    return tuple(t.detach().clone().requires_grad_() if isinstance(t, Tensor) and t.dtype.is_differentiable else t for t in found)
+    return tuple(t.detach().clone().requires_grad_() if isinstance(t, Tensor) and t.dtype.is_differentiable else t for t in found)  # type: ignore[attr-defined]
 
 
 def _as_tensor(x: Any) -> Any:

@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tapejax import dtypes
 from tapejax.tape.aval import Aval
 
-
 if TYPE_CHECKING:  # inside a body operands are JAX arrays (a list arrives as a tuple of them)
     Array = Any
     Arrays = Any
