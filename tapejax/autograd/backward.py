@@ -20,6 +20,7 @@ from tapejax.autograd.graph_task import (
     reached_inputs,
     saved_check,
 )
+from tapejax.autograd.freed import FreedRun
 from tapejax.engine.derive import Pull
 from tapejax.engine.execute import donatable, run
 from tapejax.engine.materialise import _with, finish, outputs_of, recipes_kept, refuse_arguments
@@ -69,7 +70,7 @@ def _one_program(
         n = stack.pop()
         note = n.note
         if note is not None and (
-            note.block or note.retained_by or note.cut or note.hooks or note.pre_hooks or note.post_hooks
+            note.block or note.retained_by or note.saved or note.cut or note.hooks or note.pre_hooks or note.post_hooks
         ):
             return None
         inputs = n.inputs
@@ -158,18 +159,19 @@ def _one_program(
         raise
     made = {k: leaf(g, read[k].aval) for k, g in zip(sinks, gradients, strict=True)}
     try:
-        _deliver(linear, held, keep_values, region, sinks if accumulate else {}, made)
+        _deliver(linear, held, keep_values, region, variables, sinks if accumulate else {}, made)
     except BaseException:  # an interrupt: every step can be repeated, so finish before passing it on
-        _deliver(linear, held, keep_values, region, sinks if accumulate else {}, made)
+        _deliver(linear, held, keep_values, region, variables, sinks if accumulate else {}, made)
         raise
     return [] if targets is None else [wrap(made[t.key]) if t.key in made else None for t in targets]
 
 
 def _deliver(
-    linear: Linear, held: Any, values: Any, region: Any, sinks: dict[Any, Meta], made: dict[Any, Node]
+    linear: Linear, held: Any, values: Any, region: Any, variables: Any, sinks: dict[Any, Meta], made: dict[Any, Node]
 ) -> None:
     finish(linear, held, values)
     for key, sink in sinks.items():
         deposit(sink, made[key])
+    run = FreedRun.of_program(linear, variables)
     for n in region:
-        free(n)
+        free(n, run)

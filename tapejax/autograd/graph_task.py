@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from tapejax.autograd.freed import FreedRun
 from tapejax.dispatch import CAST
 from tapejax.engine import derive
 from tapejax.engine.materialise import force
@@ -40,7 +41,7 @@ class Target(NamedTuple):
 
 def is_pulled(node: Node) -> bool:
     """Whether `node` is a gradient: one output of a PULL node whose graph was kept."""
-    if node.kind.op is not PICK or not node.inputs:
+    if node.kind.op is not PICK or not node.inputs or (node.note is not None and node.note.cut):
         return False
     pulled = node.inputs[0]
     return pulled.kind is not VAR and pulled.kind.op is PULL and pulled.inputs is not None
@@ -100,10 +101,11 @@ def zeros_seed(input: Array, batch: int | None) -> Any:
     return jnp.zeros(input.shape if batch is None else (batch, *input.shape), input.dtype)  # type: ignore[attr-defined]
 
 
-def free(node: Node) -> None:
+def free(node: Node, run: FreedRun) -> None:
     """Forget what the node's backward would need; a node that saved nothing can be walked again."""
     if node.kind is not VAR and node.kind.saves:
         node.inputs = None
+        node.freed = run
     note = node.note
     if note is not None and node.kind is not VAR:
         note.block = None
@@ -135,18 +137,27 @@ def saves_of(node: Node) -> set[str]:
 
 def saved_check(node: Node) -> None:
     """Raise if a value that the node's backward needs was written in place since it was recorded."""
-    if node.kind is VAR or not node.kind.saves or modes.MODE.get() & modes.ALLOW_MUTATION:
+    if node.kind is VAR or not node.kind.saves:
+        return
+    if node.note is not None and node.note.saved is not None:  # whoever keeps the values answers for them
+        node.note.saved.check()
         return
     if node.kind.op is PULL:
         for x in node.inputs:  # a PULL node has only the inputs that its gradients depend on
             _compare(x, node)
         return
     names = saves_of(node)
-    for name, x in zip(node.kind.operands, node.inputs, strict=True):
-        if name in names:
+    for i, (name, x) in enumerate(zip(node.kind.operands, node.inputs, strict=True)):
+        if name in names and not (i == 0 and _overwrites(node, x)):
             _compare(x, node)
     if "result" in names:
         _compare(node, node)
+
+
+def _overwrites(node: Node, x: Node) -> bool:
+    """Whether `node` was written in place over `x`: an in-place op saves a copy of what it overwrites."""
+    new, old = node.home, x.home
+    return new is not None and old is not None and new[0] is old[0] and new[1] == old[1] + 1
 
 
 def _compare(value: Node, user: Node) -> None:
@@ -279,8 +290,9 @@ class GraphTask:
         if not (self.retain or modes.tracing()):
             if self.create:  # what the gradients still wait for is about to be forgotten
                 force([g for g in (*results, *self._deposited) if g is not None])
+            self.freed_run = FreedRun.of_nodes({**dict.fromkeys(self.executed, ()), **self.below})
             for n in self.executed:
-                free(n)
+                free(n, self.freed_run)
         return [None if g is None else wrap(g) for g in results]
 
     def reaches(self, node: Node) -> bool:
@@ -321,11 +333,13 @@ class GraphTask:
             goals = set(self.wanted_nodes)
             goals.update(n for n in order if n.kind is VAR and n.note in self.wanted_metas)  # type: ignore[operator]
             keep = set(goals)
+            self.leads_to = {*goals, *self.wanted_metas} if self.wanted_metas is not None else goals
             for n in order:
-                if n not in keep and any(x in keep for x in reached[n]):
+                if n not in keep and (any(x in keep for x in reached[n]) or self._freed_way(n)):
                     keep.add(n)
             order = [n for n in order if n in keep]
         self.taking_part = set(order)
+        self.below = reached
         level = self.level
         for n in order:
             if n.kind is VAR:
@@ -452,6 +466,8 @@ class GraphTask:
         return found
 
     def _retain(self, meta: Meta, g: Node) -> None:
+        if meta.grad is not None:
+            g = add(meta.grad.node, g)
         meta.grad = wrap(g)
         self._deposited.append(g)
 
@@ -503,7 +519,13 @@ class GraphTask:
                     self.gradient[x] = add(self.gradient.get(x), g2)
             self.executed += runs
 
+    def _freed_way(self, n: Node) -> bool:
+        """Whether a freed node led to a target: then its backward is needed, and is refused."""
+        return n.kind is not VAR and n.inputs is None and n.freed is not None and n.freed.leads(n, self.leads_to)
+
     def _needed_below(self, n: Node) -> bool:
+        if self.targets is not None and self._freed_way(n):
+            return True
         return any(x in self.taking_part for x in _edges_or_none(n) if x is not None and x.requires_grad)
 
     def _pull(self, order: list[Node], roots: list[Node], wanted: list[Node]) -> list[Node]:
@@ -512,17 +534,22 @@ class GraphTask:
         root_slots = tuple(linear.slot_of(r) for r in roots)
         wanted_slots = tuple(linear.slot_of(w) for w in wanted)
         seeds = [self.gradient[r] for r in roots]
-        program = linear.program()
-        request = (program, root_slots, wanted_slots, self.batch, tuple(s.aval for s in seeds))
+        return self.pull_program(linear.program(), root_slots, wanted_slots, linear.inputs, seeds, [w.aval for w in wanted])
+
+    def pull_program(
+        self, program: Program, roots: tuple[int, ...], wanted: tuple[int, ...], inputs: Sequence[Node], seeds: Sequence[Node], results: list[Aval]
+    ) -> list[Node]:
+        """Record the gradients of a program's slots, for given values of its inputs; `results`: avals of the wanted slots."""
+        request = (program, roots, wanted, self.batch, tuple(s.aval for s in seeds))
         found = PULL.kinds.get(request)
         if found is None:
-            found = PULL.kinds[request] = self._pull_kind(request, [w.aval for w in wanted], [s.aval for s in seeds])
-        inputs = (*(linear.inputs[i] for i in found.statics[0].needed), *seeds)
-        node = record_kind(found, inputs)
-        picked = [pick(node, i) for i in range(len(wanted))]
+            found = PULL.kinds[request] = self._pull_kind(request, results, [s.aval for s in seeds])
+        given = (*(inputs[i] for i in found.statics[0].needed), *seeds)
+        node = record_kind(found, given)
+        picked = [pick(node, i) for i in range(len(results))]
         if node.requires_grad:
             for p, reach in zip(picked, found.reach, strict=True):
-                p.requires_grad = p.requires_grad and any(inputs[j].requires_grad for j in reach)
+                p.requires_grad = p.requires_grad and any(given[j].requires_grad for j in reach)
         return picked
 
     def _pull_kind(self, request: Any, wanted: list[Aval], seeds: list[Aval]) -> Kind:

@@ -47,7 +47,7 @@ class Kind:
 class Node:
     """`kind` applied to `inputs`; see the module's docstring for the slots that change."""
 
-    __slots__ = ("__weakref__", "aval", "home", "inputs", "kind", "note", "oldest", "requires_grad", "seq", "value")
+    __slots__ = ("__weakref__", "aval", "freed", "home", "inputs", "kind", "note", "oldest", "requires_grad", "seq", "value")
 
     def __init__(self, kind: Any, inputs: Any, aval: Aval, requires_grad: bool, oldest: int = NEVER, value: Any = None) -> None:
         self.kind = kind
@@ -58,7 +58,8 @@ class Node:
         self.seq = seq = _next_seq()
         self.oldest = oldest if oldest < seq else seq if value is None else NEVER  # the oldest pending node it waits for
         self.home: Any = None  # (version counter, version) once a storage holds it
-        self.note: Any = None  # autograd's attachments: see autograd/hooks.py
+        self.note: Any = None  # autograd's attachments: see tape/note.py
+        self.freed: Any = None  # where it led, once its graph was freed: autograd/freed.py
 
     def __repr__(self) -> str:
         name = self.kind if isinstance(self.kind, str) else self.kind.name

@@ -14,7 +14,7 @@ from tapejax.tape.node import Node
 class Meta:
     """A tensor's autograd state: its gradient and its hooks. Shared by the variable nodes of a leaf's successive values."""
 
-    __slots__ = ("grad", "grad_fn", "hooks", "name", "post_accumulate_hooks", "post_hooks", "pre_hooks", "retains_grad", "tensor")
+    __slots__ = ("__weakref__", "grad", "grad_fn", "hooks", "name", "post_accumulate_hooks", "post_hooks", "pre_hooks", "retains_grad", "tensor")
 
     def __init__(self) -> None:
         self.grad: Any = None  # a Tensor
@@ -52,7 +52,7 @@ class Note:
         self.grad_fn: weakref.ref[Any] | None = None  # the user's view of this node
         self.metadata: dict[Any, Any] | None = None
         self.line: Any = None  # where the user recorded it (anomaly mode)
-        self.saved: Any = None  # values packed by saved_tensors_hooks
+        self.saved: Any = None  # who keeps the values that backward needs, when it is not the node: autograd/saved.py
 
 
 def note_of(node: Node) -> Note:

@@ -142,10 +142,10 @@ def _own_references() -> int:
     """References to a node that `held` sees when nobody outside has one (measured: it depends on the interpreter)."""
 
     def probe() -> int:
-        from_leaf = Node(LEAF, (), None, False, 0, 0)  # type: ignore[arg-type]
-        seen = {Node(VAR, (from_leaf,), None, False): False}  # type: ignore[arg-type]
+        read = Node(LEAF, (), None, False, 0, 0)  # type: ignore[arg-type]
+        seen = {Node("probe", (read,), None, False): False}  # type: ignore[arg-type]
         linear = Linear(in_order(seen))
-        return [getrefcount(node) - linear.uses[i] for i, node in enumerate(linear.order)][0]
+        return next(getrefcount(node) - linear.uses[i] for i, node in enumerate(linear.order))
 
     return probe()
 
