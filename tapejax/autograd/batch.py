@@ -23,7 +23,7 @@ from tapejax.errors import refuse
 from tapejax.storage.view import check_writable, write
 from tapejax.tape import modes
 from tapejax.tape.aval import Aval, aval_of
-from tapejax.tape.node import ARGUMENT, NEVER, VAR, Kind, Node
+from tapejax.tape.node import ARGUMENT, VAR, Kind, Node, next_seq
 from tapejax.tape.note import Note
 from tapejax.tape.op import Array, Arrays, Op, op
 from tapejax.tape.program import STOP, Linear, Program, in_order
@@ -186,7 +186,7 @@ class Trace:
     def __init__(self, size: int, randomness: str) -> None:
         self.size = size
         self.randomness = randomness
-        self.start = Node(ARGUMENT, (), None, False, NEVER, 0).seq  # type: ignore[arg-type]
+        self.start = next_seq()
         self.behind: dict[Node, tuple[Node, int]] = {}  # stand-in -> (batched node, axis)
         self.tensors: list[tuple[Tensor, Tensor, int]] = []  # (stand-in, the argument, axis)
         self._varies: dict[Node, bool] = {}

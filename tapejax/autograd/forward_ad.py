@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from tapejax.autograd import function
+from tapejax.autograd.lifted import lower, lowered
 from tapejax.errors import refuse
 from tapejax.storage.cell import NO_GRAD
 from tapejax.storage.view import Lens, alias_of, detach_value, made_view, overlay
@@ -90,7 +91,7 @@ def drop_tangent(input: Array) -> Any:
     return input
 
 
-_PASS_ON = frozenset((function.function_output, function.function_alias))
+_PASS_ON = frozenset((function.function_output, function.function_alias, lowered))
 
 
 def push(node: Node, level: Level, inputs: tuple[Node, ...]) -> None:
@@ -295,7 +296,7 @@ def unpack_dual(tensor: Tensor, *, level: int | None = None) -> UnpackedDualTens
     lens = _DualLens(found, None, tensor.node)
     primal = wrap(lens.get(tensor.node))
     made_view(tensor, primal, lens)
-    return UnpackedDualTensor(primal, wrap(tangent))
+    return UnpackedDualTensor(primal, wrap(lower(tangent, 0)))
 
 
 # -- levels ------------------------------------------------------------------------------------------------------------

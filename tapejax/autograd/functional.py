@@ -180,7 +180,7 @@ def jvp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool
 def _push(outs: Sequence[Tensor], inputs: Sequence[Tensor], direction: Sequence[Tensor], strict: bool) -> tuple[Tensor | None, ...]:
     """The Jacobian of `outs` times `direction`, by two reverse passes: the second one differentiates a linear function."""
     weights = tuple(o.detach().new_zeros(o.shape).requires_grad_() for o in outs)
-    pulled = _filled(_grads(outs, inputs, weights, True), inputs, strict, "back")
+    pulled = _filled(_grads(outs, inputs, weights, True), inputs, strict, "gradient")
     return _grads(pulled, weights, direction, True)
 
 
@@ -261,6 +261,10 @@ def jacobian(
         return _forward_jacobian(func, inputs)
     if vectorize and strict:
         raise refuse(RuntimeError, "jacobian", "torch.autograd.functional.jacobian: `strict=True` and `vectorized=True` are not supported together. Please either set `strict=False` or `vectorize=False`.")
+    return _reverse_jacobian(func, inputs, create_graph, strict, "jacobian_create")
+
+
+def _reverse_jacobian(func: Callable[..., Any], inputs: Any, create_graph: bool, strict: bool, stage: str) -> Any:
     with enable_grad():
         was_tuple, given = _tuple(inputs, "inputs", "jacobian")
         fresh = _fresh(given, create_graph)
@@ -277,7 +281,7 @@ def jacobian(
                         raise _refuse_strict("back", i, j)
                     g = x.detach().new_zeros((o.numel(), *x.shape))
                 elif strict and create_graph and not g.requires_grad:
-                    raise _refuse_strict("jacobian_create", j)
+                    raise _refuse_strict(stage, j)
                 row.append(g.reshape((*o.shape, *x.shape)))
             rows.append(tuple(row))
         found = _done(tuple(rows), create_graph)
@@ -376,7 +380,7 @@ def hessian(
     def gradient(*xs: Tensor) -> Any:
         if outer_jacobian_strategy == "forward-mode":
             xs = tuple(x if x.requires_grad else _tracked(x) for x in xs)
-        found = jacobian(scalar, xs, create_graph=True, strict=strict)
+        found = _reverse_jacobian(scalar, xs, True, strict, "double_back")
         return tuple(found)
 
     found = jacobian(gradient, given, create_graph=create_graph, strict=strict, vectorize=vectorize, strategy=outer_jacobian_strategy)

@@ -7,10 +7,11 @@ from typing import Any
 
 from tapejax.autograd import forward_ad
 from tapejax.autograd.function import function_alias
+from tapejax.autograd.lifted import lower
 from tapejax.autograd.graph_task import zeros_like_aval
 from tapejax.errors import refuse
 from tapejax.func.tree import flatten, unflatten
-from tapejax.tape.node import VAR, Node
+from tapejax.tape.node import VAR, Node, next_seq
 from tapejax.tape.record import record
 from tapejax.tensor import Tensor, wrap
 
@@ -56,6 +57,7 @@ def jvp_at(
     for p, t in zip(leaves, directions, strict=True):
         forward_ad.check_tangent(p, t)
     with forward_ad.nested_level() as level:
+        first = next_seq()
         duals = [forward_ad.dual(p, t.node, level) for p, t in zip(leaves, directions, strict=True)]
         output = func(*place(unflatten(spec, duals)))
         aux = None
@@ -77,7 +79,7 @@ def jvp_at(
                     "jvp",
                     "jvp(f, primals, tangents, strict=True): The output of f is independent of the inputs. This is not allowed with strict=True.",
                 )
-            moving.append(wrap(zeros_like_aval(o.node.aval) if t is None else t))
+            moving.append(wrap(zeros_like_aval(o.node.aval) if t is None else lower(t, first)))
     found = (output, unflatten(out_spec, moving))
     return (*found, aux) if has_aux else found
 
@@ -88,6 +90,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
     for x in leaves:
         if not isinstance(x, Tensor):
             raise refuse(RuntimeError, "linearize", f"Expected primals to only contain Tensors, got {type(x)}")
+    first = next_seq()
     starts = [record(function_alias, (1,), (), (x.node,)) for x in leaves]
     output = func(*unflatten(spec, [wrap(n) for n in starts]))
     outs, out_spec = flatten(output)
@@ -115,7 +118,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
                 level.tangents[n] = t
             forward_ad.push(n, level, inputs)
         moving = [level.tangent(n) for n in ends]
-        return unflatten(out_spec, [wrap(zeros_like_aval(n.aval) if t is None else t) for n, t in zip(ends, moving, strict=True)])
+        return unflatten(out_spec, [wrap(zeros_like_aval(n.aval) if t is None else lower(t, first)) for n, t in zip(ends, moving, strict=True)])
 
     return output, jvp_fn
 

@@ -12,33 +12,15 @@ from typing import Any
 
 from tapejax.autograd.backward import run_backward
 from tapejax.autograd.batch import running
-from tapejax.autograd.graph_task import Target, edges
+from tapejax.autograd.graph_task import Target
+from tapejax.autograd.lifted import Lifted, lifted, lower, lowered
 from tapejax.errors import refuse
 from tapejax.storage.cell import Alias, Storage
 from tapejax.tape import modes
-from tapejax.tape.node import NEVER, VAR, Node
-from tapejax.tape.note import Meta, Note
-from tapejax.tape.op import Array, op
+from tapejax.tape.node import NEVER, Node
+from tapejax.tape.note import Meta
 from tapejax.tape.record import record
 from tapejax.tensor import Tensor, wrap
-
-
-@op("", oracle=None, grad_name="Alias")
-def lifted(input: Array) -> Any:
-    """The value of an input as a gradient level sees it."""
-    return input
-
-
-@op("", oracle=None, differentiable=False)
-def lowered(input: Array) -> Any:
-    """A level's result outside it, where nothing it depends on requires grad."""
-    return input
-
-
-class Lifted(Note):
-    """What hangs on a level's input node."""
-
-    __slots__ = ("level",)
 
 
 class GradLevel:
@@ -47,7 +29,6 @@ class GradLevel:
     stands_in = False
 
     def __init__(self) -> None:
-        self.around = modes.TRANSFORMS.get()
         self.inputs: list[Node] = []
         self.start = 0
 
@@ -95,31 +76,14 @@ class GradLevel:
 
     def lower(self, node: Node) -> Node:
         """`node` as the outside sees it."""
-        if not node.requires_grad or (modes.grad_enabled() and self._seen_outside(node)):
-            return node
+        if not node.requires_grad or modes.grad_enabled():
+            return lower(node, self.start)
         return record(lowered, (1,), (), (node,))
 
     def lower_tensor(self, tensor: Tensor) -> Tensor:
         node = tensor.node
         low = self.lower(node)
         return tensor if low is node else wrap(low)
-
-    def _seen_outside(self, node: Node) -> bool:
-        """Whether the value depends on anything outside the level that requires grad."""
-        seen = {node}
-        stack = [node]
-        while stack:
-            n = stack.pop()
-            if n.kind is VAR or n.seq < self.start:
-                return True
-            note = n.note
-            if type(note) is Lifted and note.level is not self and self not in note.level.around:
-                return True
-            for x in edges(n):
-                if x is not None and x.requires_grad and x not in seen:
-                    seen.add(x)
-                    stack.append(x)
-        return False
 
 
 _NOWHERE = Meta()

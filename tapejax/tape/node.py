@@ -14,7 +14,7 @@ from tapejax.tape import aval as avals
 from tapejax.tape.aval import Aval
 from tapejax.tape.op import Op
 
-_next_seq = itertools.count(1).__next__
+next_seq = itertools.count(1).__next__  # the tape's clock
 NEVER = 1 << 62  # `oldest` of a node that does not wait for anything
 
 
@@ -55,7 +55,7 @@ class Node:
         self.aval = aval
         self.requires_grad = requires_grad
         self.value = value
-        self.seq = seq = _next_seq()
+        self.seq = seq = next_seq()
         self.oldest = oldest if oldest < seq else seq if value is None else NEVER  # the oldest pending node it waits for
         self.home: Any = None  # (version counter, version) once a storage holds it
         self.note: Any = None  # autograd's attachments: see tape/note.py

@@ -1,0 +1,61 @@
+"""Inputs of gradient levels, and what may be seen of them outside.
+
+`grad` and `vjp` differentiate by identity nodes over the caller's values (`lifted`). A value that requires grad only for
+the sake of a level that is over is cut loose (`lowered`) where it reaches the outside, so that nobody there sees the level.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tapejax.autograd.graph_task import _edges_or_none
+from tapejax.tape import modes
+from tapejax.tape.node import VAR, Node
+from tapejax.tape.note import Note
+from tapejax.tape.op import Array, op
+from tapejax.tape.record import record
+
+
+@op("", oracle=None, grad_name="Alias")
+def lifted(input: Array) -> Any:
+    """The value of an input as a gradient level sees it."""
+    return input
+
+
+@op("", oracle=None, differentiable=False)
+def lowered(input: Array) -> Any:
+    """A value outside a level, where nothing it depends on requires grad."""
+    return input
+
+
+class Lifted(Note):
+    """What hangs on a level's input node."""
+
+    __slots__ = ("level",)
+
+
+def lower(node: Node, start: int) -> Node:
+    """`node` as it is seen outside the levels that are over; what was recorded before `start` is outside anyway."""
+    return node if not node.requires_grad or seen(node, start) else record(lowered, (1,), (), (node,))
+
+
+def seen(node: Node, start: int) -> bool:
+    """Whether the value depends on anything that requires grad for other reasons than a level that is over."""
+    running = modes.TRANSFORMS.get()
+    known = {node}
+    stack = [node]
+    while stack:
+        n = stack.pop()
+        if n.kind is VAR or n.seq < start:
+            return True
+        note = n.note
+        if type(note) is Lifted and note.level in running:
+            return True
+        onward = [x for x in _edges_or_none(n) if x is not None and x.requires_grad]
+        if not onward and type(note) is not Lifted:
+            return True  # it requires grad by itself, or its graph was freed
+        for x in onward:
+            if x not in known:
+                known.add(x)
+                stack.append(x)
+    return False
