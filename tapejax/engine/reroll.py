@@ -101,22 +101,29 @@ class Finder:
         return sorted(int(p) for p in likely if votes[p] >= MIN_ROUNDS - 1)
 
     def _best(self, low: int, high: int) -> list[Loop]:
-        """The loops of the period that saves most between two instructions."""
-        best: list[Loop] = []
-        best_score = 0.0
+        """The loops of the period that saves most between two instructions; where another saves more locally, its loops."""
+        found: list[list[Loop]] = []
+        worth: dict[Loop, float] = {}
         density = 0.0  # how much of any stretch shorter periods save: a nest counts as saving that in its body as well
         for p in self._periods(low, high):
             loops = [x for run in self._runs(p, low, high) for x in self._loops_in(p, *run)]
-            saved = sum(self._saving(x) for x in loops)
-            score = saved + p * density
-            if loops and score > best_score:
-                best, best_score = loops, score
-            density = max(density, saved / (high - low))
-        return best
+            saved = [self._saving(x) for x in loops]
+            worth.update((x, s + p * density) for x, s in zip(loops, saved, strict=True))
+            density = max(density, sum(saved) / (high - low))
+            found.append(loops)
+        if not worth:
+            return []
+        best = max(found, key=lambda loops: sum(worth[x] for x in loops))
+        chosen: list[Loop] = []
+        for mine in best:
+            others = [[x for x in loops if x.start < mine.stop and mine.start < x.stop] for loops in found if loops is not best]
+            others = [xs for xs in others if not any(x.start < y.stop and y.start < x.stop for x in xs for y in best if y is not mine)]
+            chosen += max([[mine], *others], key=lambda loops: sum(worth[x] for x in loops))
+        return [x for i, x in enumerate(chosen) if i == 0 or chosen[i - 1].stop <= x.start]
 
     def _saving(self, loop: Loop) -> float:
         """Instructions that need not be compiled, less what leads into the loop and out of it."""
-        stacked = sum(len(c) for c in loop.columns if self._must_stack(c))
+        stacked = sum(len(c) if len(set(c)) < len(c) else len(c) / 4 for c in loop.columns if self._must_stack(c))
         return (loop.rounds - 1) * loop.period - len(loop.registers) - stacked
 
     def _must_stack(self, column: tuple[int, ...]) -> bool:
@@ -183,9 +190,12 @@ class Finder:
         """The loop of rounds `first` to `last` (linked to one another); also the round at which to go on looking."""
         constant, relative, row = classes == CONSTANT, classes == RELATIVE, classes == ROW
         steady, reach = distance[last - 1], np.where(relative, -((place - distance[last - 1]) // p), 0)
+        linked = first
         # rounds before, in which values that are carried later still come from outside, belong to the loop as well
         for r in range(max(free, first - int(reach.max(initial=0))), first):
             read, start = slots[r:first], begin + r * p
+            if (constant & (slots[r] >= start)).any():
+                continue
             initial = relative & (reach > np.arange(len(read))[:, None]) & (read < start)
             if (initial | np.where(relative, distance[r:first] == steady, np.where(row, read < start, read == slots[first]))).all():
                 first = r
@@ -197,9 +207,9 @@ class Finder:
         if not outside.all():
             last = first + int(np.argmin(outside))
         if last - first < max(MIN_ROUNDS, int(reach.max(initial=0)) + 1):
-            return None, max(last, first + 1)
+            return None, max(last, linked + 1)
         loop = Loop(self.program, start, p, slots[first:last], classes)
-        return (loop if self._worth_it(loop) else None), last
+        return (loop if self._worth_it(loop) else None), max(last, linked + 1)
 
     def _worth_it(self, loop: Loop) -> bool:
         saved = self._saving(loop)
