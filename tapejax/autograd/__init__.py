@@ -6,6 +6,7 @@ gradient is written before every hook has run; what raises leaves `.grad` and gr
 
 from tapejax.autograd import forward_ad, graph
 from tapejax.autograd.function import Function
+from tapejax.autograd import functional
 from tapejax.autograd.entry import backward, grad
 from tapejax.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
 from tapejax.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
@@ -13,6 +14,6 @@ from tapejax.autograd.inference import inference_mode, is_inference_mode_enabled
 
 __all__ = [
     "inference_mode", "is_inference_mode_enabled",
-    "Function", "GradcheckError", "backward", "enable_grad", "forward_ad", "grad", "gradcheck", "gradgradcheck", "graph", "is_grad_enabled", "no_grad",
+    "Function", "GradcheckError", "backward", "enable_grad", "forward_ad", "functional", "grad", "gradcheck", "gradgradcheck", "graph", "is_grad_enabled", "no_grad",
     "set_grad_enabled",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tapejax.autograd import forward_ad
+from tapejax.autograd import forward_ad, function
 from tapejax.autograd.graph_task import PULL
 from tapejax.engine.replay import replay
 from tapejax.errors import refuse
@@ -362,14 +362,17 @@ modes.WRITE_CHECKS.append(_check_write)
 
 
 def map_flat(
-    function: Callable[..., Sequence[Any]], tensors: Sequence[Any], axes: Sequence[int | None], size: int, randomness: str = "error"
+    run: Callable[..., Sequence[Any]], tensors: Sequence[Any], axes: Sequence[int | None], size: int, randomness: str = "error"
 ) -> list[Any]:
-    """`function` (flat tensors to flat tensors or Nones) mapped over a batch; results have the batch first."""
+    """`run` (flat tensors to flat tensors or Nones) mapped over a batch; results have the batch first."""
     trace = Trace(size, randomness)
     with running(trace):
         given = [t if a is None or t is None else trace.lift(t, a) for t, a in zip(tensors, axes, strict=True)]
-        results = function(*given)
+        results = run(*given)
     there = [r for r in results if r is not None]
     nodes = iter(trace.close([r.node for r in there], [0] * len(there)))
     trace.write_back()
     return [None if r is None else wrap(next(nodes)) for r in results]
+
+
+function.MAP = map_flat

@@ -38,6 +38,11 @@ def function_alias(input: Array) -> Any:
     return input
 
 
+def MAP(function: Callable[..., Any], tensors: Sequence[Any], axes: Sequence[int | None], size: int) -> list[Any]:
+    """Run a function of one example for a batch: replaced by autograd/batch.py."""
+    raise NotImplementedError
+
+
 class Cut:
     """The Python backward behind a Function's outputs."""
 
@@ -66,21 +71,25 @@ class Cut:
     def run(self, gradient: dict[Node, Node], batch: int | None) -> list[Node | None]:
         """Call the user's backward; one gradient (or None) per edge."""
         ctx = self.ctx
-        if batch is not None:
-            raise refuse(
-                NotImplementedError, "grad", f"is_grads_batched=True through the custom Function {self.name} is not supported → loop over the seeds"
-            )
         grads: list[Any] = []
+        axes: list[int | None] = []
         for ref, aval in zip(self.output_refs, self.avals, strict=True):
             node = ref() if ref is not None else None
             g = gradient.get(node) if node is not None else None
+            axes.append(None if g is None else 0)
             if g is not None:
                 grads.append(wrap(g))
             elif aval is not None and ctx._materialize:
                 grads.append(_zeros(aval))
             else:
                 grads.append(None)
-        results = ctx._backward(*grads)
+        if batch is not None:  # every gradient has the batch first: run backward on one of them, for all
+            results = MAP(lambda *one: [None if r is None else wrap(r) for r in self._gradients(one)], grads, axes, batch)
+            return [None if r is None else r.node for r in results]
+        return self._gradients(grads)
+
+    def _gradients(self, grads: Sequence[Any]) -> list[Node | None]:
+        results = self.ctx._backward(*grads)
         results = results if isinstance(results, tuple) else tuple(results) if isinstance(results, list) else (results,)
         n = len(self.edges)
         if len(results) > n and all(r is None for r in results[n:]):
