@@ -81,7 +81,7 @@ def put_op(view_op: Op) -> Op:
         others = [p.name for p in rest if p.role != "static"]
 
         def put(base: Any, value: Any, **arguments: Any) -> Any:
-            return write(base, value.astype(base.dtype), *(arguments.pop(n) for n in others if n in arguments), **arguments)
+            return write(base, value, *(arguments.pop(n) for n in others if n in arguments), **arguments)
 
         base_and_value = [Param(n, "array", False, first.default, False) for n in ("base", "value")]
         found = Op(put, "", {"name": f"{view_op.name}_put", "grad_name": "CopySlices", "oracle": None}, [*base_and_value, *rest])
@@ -137,6 +137,7 @@ def made_view(base: Any, view: Any, lens: Lens, flags: int = 0) -> None:
     if not mode & modes.GRAD:
         flags |= NO_GRAD | INFERENCE if mode & modes.INFERENCE else NO_GRAD
     view._alias = Alias(storage, (*under.lenses, lens), flags)
+    view._alias.multi = under.multi
     counter = storage.counter
     view._node.home = (counter, counter.version)
 
@@ -165,24 +166,26 @@ def check_writable(tensor: Any, name: str, operand_requires_grad: bool) -> None:
     if alias is not None and alias.flags & INFERENCE:
         _check_inference_view(alias, name, tensor.requires_grad or operand_requires_grad)
     requires_grad = tensor.requires_grad
+    if alias is not None and alias.flags & NO_GRAD and not alias.flags & DETACHED:
+        requires_grad = requires_grad or alias.storage.head.requires_grad
     if not (requires_grad or operand_requires_grad):
         return
     if alias is not None and alias.lenses and not alias.flags & DETACHED:
         leaf_base = alias.storage.meta is not None
-        if alias.multi and (requires_grad or operand_requires_grad):
-            raise refuse(
-                RuntimeError,
-                name,
-                f"Output 0 of {alias.multi} is a view and is being modified inplace. This view is the output of a function that returns"
-                " multiple views. Such functions do not allow the output views to be modified inplace. You should replace the inplace"
-                " operation by an out-of-place one (or index the base instead: base[i] = …).",
-            )
         if alias.flags & NO_GRAD:
             raise refuse(
                 RuntimeError,
                 name,
                 "A view was created in no_grad mode and is being modified inplace with grad mode enabled. Such a write would not be"
                 " recorded in the base's history → make the view with grad mode enabled, or write under no_grad().",
+            )
+        if alias.multi:
+            raise refuse(
+                RuntimeError,
+                name,
+                f"Output 0 of {alias.multi} is a view and is being modified inplace. This view is the output of a function that returns"
+                " multiple views. Such functions do not allow the output views to be modified inplace. You should replace the inplace"
+                " operation by an out-of-place one (or index the base instead: base[i] = …).",
             )
         if requires_grad and leaf_base:
             raise refuse(
@@ -225,6 +228,7 @@ def write(tensor: Any, value: Node) -> None:
     storage = alias.storage
     head = storage.head
     lenses = alias.lenses
+    written = value
     if lenses:
         bases = [head]
         for lens in lenses[:-1]:
@@ -240,6 +244,8 @@ def write(tensor: Any, value: Node) -> None:
         if not modes.MODE.get() & modes.GRAD:
             value = _overlaid(head, value)
     storage.rewrite(value, not alias.flags & HIDDEN)
+    if lenses and written.home is None and written.inputs:
+        written.home = (storage.counter, storage.counter.version)  # a saved result is watched in a view too
     if not lenses:
         move_retained(tensor, value)
         tensor._node = value
