@@ -11,9 +11,10 @@ from tapejax.autograd.entry import backward, grad
 from tapejax.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
 from tapejax.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from tapejax.autograd.inference import inference_mode, is_inference_mode_enabled
+from tapejax.autograd.saved import SavedTensor
 
 __all__ = [
-    "inference_mode", "is_inference_mode_enabled",
+    "SavedTensor", "inference_mode", "is_inference_mode_enabled",
     "Function", "GradcheckError", "backward", "enable_grad", "forward_ad", "functional", "grad", "gradcheck", "gradgradcheck", "graph", "is_grad_enabled", "no_grad",
     "set_grad_enabled",
 ]  # fmt: skip

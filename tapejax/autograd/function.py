@@ -15,6 +15,7 @@ from typing import Any
 
 from tapejax.autograd.graph_task import checked_gradient, freed_error
 from tapejax.autograd.hooks import RemovableHandle, add_hook
+from tapejax.autograd.saved import keep
 from tapejax.errors import refuse
 from tapejax.storage.cell import NO_GRAD
 from tapejax.storage.view import alias_of, check_writable, lens_of, made_view, write
@@ -115,15 +116,22 @@ def _zeros(aval: Any) -> Tensor:
 class _Saved:
     """One tensor given to save_for_backward: an input is kept as it is, an output as its number (no cycle through ctx)."""
 
-    __slots__ = ("home", "index", "tensor")
+    __slots__ = ("home", "index", "keeper", "node", "tensor")
 
     def __init__(self, tensor: Tensor | None, index: int | None) -> None:
         self.index = index
         self.tensor = tensor if index is None else None
         self.home: Any = None
+        self.keeper = None if tensor is None else keep(tensor, index is not None)
+        self.node = self.tensor.node if self.keeper is not None and self.tensor is not None else None
         if self.tensor is not None and self.tensor._alias is not None:
             counter = self.tensor._alias.storage.counter
             self.home = (counter, counter.version)
+
+    def kept(self, cut: Cut | None) -> Tensor:
+        """The tensor as hooks or a checkpoint give it back."""
+        ref = cut.output_refs[self.index] if cut is not None and self.index is not None else None
+        return wrap(self.keeper.get(ref() if ref is not None else self.node))
 
     def current(self, cut: Cut | None) -> tuple[Tensor, Any]:
         """The tensor, and the (counter, version) that must not have moved."""
@@ -191,8 +199,11 @@ class FunctionCtx:
     def _unpack(self, saved: _Saved) -> Any:
         if saved.index is None and saved.tensor is None:
             return None
-        tensor, home = saved.current(self._cut_ref() if self._cut_ref is not None else None)
-        if home is not None and home[0].version != home[1] and not modes.MODE.get() & modes.ALLOW_MUTATION:
+        cut = self._cut_ref() if self._cut_ref is not None else None
+        if saved.keeper is not None:
+            return saved.kept(cut)
+        tensor, home = saved.current(cut)
+        if home is not None and home[0].version != home[1]:
             raise refuse(
                 RuntimeError,
                 "saved_tensors",

@@ -11,6 +11,14 @@ from typing import Any, NamedTuple
 
 from tapejax.autograd.graph_task import _edges_or_none, freed_error, saves_of
 from tapejax.autograd.hooks import RemovableHandle, add_hook, register_multi_grad_hook
+from tapejax.autograd.saved import (
+    SavedTensor,
+    allow_mutation_on_saved_tensors,
+    disable_saved_tensors_hooks,
+    save_on_cpu,
+    saved_of,
+    saved_tensors_hooks,
+)
 from tapejax.errors import refuse
 from tapejax.tape import node as tape
 from tapejax.tape.node import SCALAR, VAR
@@ -28,7 +36,8 @@ class Node:
         self._node = node
 
     def name(self) -> str:
-        return type(self).__name__
+        name = type(self).__name__
+        return f"torch::autograd::{name}" if name in ("AccumulateGrad", "CopySlices") else name
 
     @property
     def next_functions(self) -> tuple[tuple[Any, int], ...]:
@@ -53,6 +62,9 @@ class Node:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_saved_"):
             return _saved(self._node, name.removeprefix("_saved_"))
+        if name.startswith("_raw_saved_"):
+            operand = name.removeprefix("_raw_saved_")
+            return SavedTensor(self._node, {"self": "input"}.get(operand, operand))
         raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
 
     def __repr__(self) -> str:
@@ -133,12 +145,17 @@ def _saved(node: tape.Node, name: str) -> Any:
     if node.inputs is None:
         raise freed_error(node)
     wanted = {"self": "input"}.get(name, name)
+    hooked = saved_of(node, wanted)
+    if hooked is not NotImplemented:
+        return hooked
     names = saves_of(node)
     if wanted in names:
         if wanted == "result":
             return wrap(node)
         for operand, x in zip(node.kind.operands, node.inputs, strict=True):
             if operand == wanted:
+                if x.kind is VAR and x.note.tensor is not None and (tensor := x.note.tensor()) is not None and tensor.node is x:
+                    return tensor  # the leaf itself
                 return x.value if x.kind is SCALAR else wrap(x)
     if wanted in node.kind.operands and any(wanted in saved for saved in node.kind.saves.values()):
         return None  # nobody's gradient needs it here
@@ -191,4 +208,4 @@ def increment_version(tensor: Any) -> None:
         alias_of(t).storage.counter.version += 1
 
 
-__all__ = ["AccumulateGrad", "GradientEdge", "Node", "get_gradient_edge", "increment_version", "register_multi_grad_hook"]
+__all__ = ["AccumulateGrad", "SavedTensor", "allow_mutation_on_saved_tensors", "disable_saved_tensors_hooks", "save_on_cpu", "saved_tensors_hooks", "GradientEdge", "Node", "get_gradient_edge", "increment_version", "register_multi_grad_hook"]

@@ -313,7 +313,7 @@ class GraphTask:
         stack = list(self.gradient)
         while stack:
             n = stack.pop()
-            if n.kind is VAR or n.inputs is None:
+            if n.kind is VAR or (n.inputs is None and (n.note is None or n.note.cut is None)):
                 continue  # freed: raises when (and only if) it must run
             below = self._below(n)
             if is_pulled(n):  # a PULL node leads only to what its reached gradients depend on

@@ -84,13 +84,14 @@ def outputs_of(linear: Linear, todo: Sequence[Node]) -> list[int]:
 def recipes_kept(linear: Linear, held: Sequence[int], freed: Any = ()) -> set[Node]:
     """Inputs that nodes surviving this program would need to be computed again: never donate these."""
     order = linear.order
-    stack = [order[i] for i in held if order[i].requires_grad and order[i] not in freed]
+    computed = {order[i] for i in held}
+    stack = [n for n in computed if n.requires_grad and n not in freed]
     seen = set(stack)
     while stack:
         for x in stack.pop().inputs or ():
             if x not in seen and x not in freed:
                 seen.add(x)
-                if x.value is None:
+                if x.value is None and x.kind is not VAR and (x.requires_grad or x not in computed):
                     stack.append(x)
     return seen
 
@@ -140,12 +141,21 @@ def grad_region(roots: Sequence[Node]) -> tuple[dict[Node, bool], list[Node]] | 
 
 def _force_with_residuals(linear: Linear, held: list[int], tracked: list[int], region: dict[Node, bool], starts: list[Node]) -> None:
     order = linear.order
-    linear = Linear(order, region)  # marks what lets no gradient through
+    linear.mark(region)
     wanted = tuple(linear.slot_of(n) for n in starts)
     roots = tuple(tracked)
-    (outputs, made), executable = run(linear, ("residuals", tuple(held), roots, wanted), ())
+    donate = donatable(linear, recipes_kept(linear, held), [order[i].aval for i in held])
+    (outputs, made), executable = run(linear, ("residuals", tuple(held), roots, wanted), donate)
     where, tree = executable.facts["where"], executable.facts["tree"]
-    residuals = tuple(leaf(made[i], _aval(made[i])) if what == "made" else linear.inputs[i] for what, i in where)
+    avals = executable.facts.get("avals")
+    if avals is None:
+        avals = executable.facts["avals"] = [_aval(x) for x in made]
+    places = {
+        "made": lambda i: leaf(made[i], avals[i]),
+        "output": lambda i: leaf(outputs[i], order[held[i]].aval),
+        "input": lambda i: linear.inputs[i],
+    }
+    residuals = tuple(places[what](i) for what, i in where)
     block = Block(tuple(order[i] for i in roots), tuple(starts), tuple(region), tree, residuals)
     for i in roots:
         note_of(order[i]).block = block

@@ -1,0 +1,435 @@
+"""Who keeps the values that backward needs: hooks on saved tensors, and leave to write saved values in place.
+
+A node keeps its operands itself, as long as nothing here is active. Inside one of these contexts the innermost one is
+asked about every value that a recorded op saves. `saved_tensors_hooks` packs it and makes the node a cut, whose backward
+differentiates the op at the unpacked values; `allow_mutation_on_saved_tensors` marks it as free to be written.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from tapejax.autograd.graph_task import freed_error, running, saves_of, zeros_seed
+from tapejax.dispatch import CAST
+from tapejax.errors import refuse
+from tapejax.storage.view import overlay
+from tapejax.tape import modes
+from tapejax.tape.node import SCALAR, VAR, Node
+from tapejax.tape.note import note_of
+from tapejax.tape.program import Program
+from tapejax.tape.record import PICK, pick, record
+from tapejax.tensor import Tensor, grad_fn_name, wrap
+
+#: The contexts that are open, innermost last: objects with `saved_op(node)` and `keep(node, is_output) -> keeper`.
+CONTEXTS: ContextVar[tuple[Any, ...]] = ContextVar("tapejax_saved_contexts", default=())
+
+_DISABLED: ContextVar[str | None] = ContextVar("tapejax_saved_hooks_disabled", default=None)
+
+
+def _observe(node: Node, mode: int) -> None:
+    if not mode & modes.SAVED_HOOKS or not node.requires_grad:
+        return
+    if node.kind.op is PICK:
+        made = node.inputs[0].note
+        if made is not None and isinstance(made.saved, SavedCut):
+            made.saved.bind(node)
+            return
+    CONTEXTS.get()[-1].saved_op(node)
+
+
+modes.OBSERVERS.append(_observe)
+
+
+def keep(tensor: Tensor, is_output: bool) -> Any:
+    """What the innermost context makes of a tensor that a custom Function saves; None where there is no context."""
+    return CONTEXTS.get()[-1].keep(tensor.node, is_output) if modes.MODE.get() & modes.SAVED_HOOKS else None
+
+
+def open_context(context: Any) -> tuple[Any, int]:
+    """Make `context` the innermost one; give what returned to `close_context`."""
+    message = _DISABLED.get()
+    if message is not None:
+        raise RuntimeError(message)
+    return CONTEXTS.set((*CONTEXTS.get(), context)), modes.switch(modes.SAVED_HOOKS, True)
+
+
+def close_context(state: tuple[Any, int]) -> None:
+    token, before = state
+    CONTEXTS.reset(token)
+    modes.switch(modes.SAVED_HOOKS, before & modes.SAVED_HOOKS > 0)
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    """While the user's pack or unpack runs: nothing recorded there is asked about."""
+    before = modes.MODE.get()
+    modes.MODE.set(before & ~(modes.SAVED_HOOKS | modes.GRAD))
+    try:
+        yield
+    finally:
+        modes.MODE.set(before)
+
+
+# -- pack and unpack ---------------------------------------------------------------------------------------------------
+
+
+class Packed:
+    """One saved value as its pack hook left it."""
+
+    __slots__ = ("aval", "pack", "packed", "unpack")
+
+    def __init__(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], value: Node) -> None:
+        self.pack = pack
+        self.unpack = unpack
+        self.aval = value.aval
+        given, home = wrap(value), value.home
+        try:
+            with _unwatched():
+                self.packed = pack(given)
+        finally:
+            value.home = home  # what the hook does to its own tensor is not a write to the user's
+        if given._alias is not None and given._alias.storage.counter.version:
+            raise refuse(
+                RuntimeError,
+                "saved_tensors_hooks",
+                "A saved tensor pack hook is modifying its input in place. Tensors provided as input to pack hook can not be modified by in-place"
+                " operations as this can lead to unexpected side-effects → clone() it in the hook.",
+            )
+
+    def tensor(self) -> Tensor:
+        """Call the unpack hook."""
+        with _unwatched():
+            found = self.unpack(self.packed)
+        if not isinstance(found, Tensor):
+            raise refuse(
+                TypeError,
+                "saved_tensors_hooks",
+                f"Output of saved tensor unpack_hook expected to be a Tensor but got result of type {type(found).__name__}",
+            )
+        return found
+
+    def get(self, original: Node | None) -> Node:
+        """The unpacked value with the history of `original`."""
+        value = self.tensor().node
+        aval = self.aval
+        if value.aval.shape != aval.shape:
+            raise refuse(
+                RuntimeError, "saved_tensors_hooks", f"the unpack hook returned a tensor of shape {value.aval.shape}, but {aval.shape} was saved"
+            )
+        if value.aval.dtype is not aval.dtype:
+            value = record(CAST, (1,), (aval.dtype,), (value,))
+        if original is None or not original.requires_grad or not modes.grad_enabled():
+            return value
+        return record(overlay, (1, 1), (), (original, value))
+
+    def check(self) -> None:
+        """Hooks answer for what they keep: writes to the original are their business."""
+
+
+def _order(name: str) -> tuple[bool, str]:
+    """torch's order of what an op saves: operands by name, results last."""
+    return name == "result", "self" if name == "input" else name
+
+
+def _twin(node: Node) -> Node:
+    """The same value as another node: keeping it makes no cycle through `node`."""
+    return Node(node.kind, node.inputs, node.aval, False, node.oldest)
+
+
+class SavedCut:
+    """The backward of a node whose saved values are packed. A cut, as a custom Function's (see `autograd/function.py`)."""
+
+    __slots__ = ("__weakref__", "batched", "ctx", "edges", "freed", "name", "operands", "output_refs", "packed")
+
+    def __init__(self, node: Node) -> None:
+        self.name = grad_fn_name(node)
+        self.ctx = None
+        self.edges = tuple(x if x.requires_grad else None for x in node.inputs)
+        self.operands: tuple[Node, ...] = node.inputs
+        self.output_refs: list[weakref.ref[Node]] = []
+        self.packed: dict[tuple[str, int | None], Packed] = {}  # (name, input position or None for a result) -> value
+        self.freed = False
+        note = note_of(node)
+        note.saved = self
+        if node.kind.avals is None:
+            self.bind(node)
+
+    def bind(self, node: Node) -> None:
+        note_of(node).cut = self
+        self.output_refs.append(weakref.ref(node))
+
+    def outputs(self) -> list[Node]:
+        return [n for r in self.output_refs if (n := r()) is not None]
+
+    def index_of(self, node: Node) -> int:
+        return next(i for i, r in enumerate(self.output_refs) if r() is node)
+
+    def check(self) -> None:
+        """See `Packed.check`."""
+
+    def release(self) -> None:
+        self.freed = True
+        self.packed = {}
+        self.operands = ()
+
+    def run(self, gradient: dict[Node, Node], batch: int | None) -> list[Node | None]:
+        """The gradients at the op's inputs, differentiated at the unpacked values."""
+        outputs = self.outputs()
+        if self.freed:
+            raise freed_error(outputs[0])
+        values = list(self.operands)
+        result: Node | None = None
+        for (_, position), kept in self.packed.items():
+            if position is not None:
+                values[position] = kept.get(self.operands[position])
+            else:
+                result = kept.get(outputs[0] if len(outputs) == 1 else None)
+        wanted = [i for i, x in enumerate(self.edges) if x is not None]
+        first = outputs[0]
+        if result is not None and first.kind.name in FROM_RESULT and batch is None:
+            before = modes.switch(modes.SAVED_HOOKS, False)
+            try:
+                return [FROM_RESULT[first.kind.name](wrap(gradient[first]), wrap(result), first.kind).node]
+            finally:
+                modes.MODE.set(before)
+        kinds = [first.kind] if first.kind.op is not PICK else [first.inputs[0].kind, *(o.kind for o in outputs)]
+        words = (kinds[0], *range(-1, -1 - len(values), -1), *(w for k in kinds[1:] for w in (k, 0)))
+        program = Program(words, tuple(x.aval for x in values))
+        roots = tuple(range(1, len(kinds))) or (0,)
+        seeds = [gradient[o] if o in gradient else record(zeros_seed, (1,), (batch,), (o,)) for o in outputs]
+        found = running().pull_program(program, roots, tuple(-1 - i for i in wanted), values, seeds, [values[i].aval for i in wanted])
+        pulled = dict(zip(wanted, found, strict=True))
+        return [pulled.get(i) for i in range(len(self.edges))]
+
+    def saved(self, name: str) -> Packed | None:
+        return next((kept for (n, _), kept in self.packed.items() if n == name), None)
+
+    def pack(self, node: Node, name: str, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
+        """Pack what `node` saves under `name`."""
+        kind = node.kind
+        if name in kind.operands:
+            for i, (n, x) in enumerate(zip(kind.operands, node.inputs, strict=True)):
+                if n == name and x.kind is not SCALAR and kind.op.name != "pull_residuals":
+                    self.packed[(name, i)] = Packed(pack, unpack, x)
+        elif name == "result" and kind.avals is None:
+            self.packed[(name, None)] = Packed(pack, unpack, _twin(node))
+        elif kind.avals is not None:
+            twin = _twin(node)
+            for i, field in enumerate(kind.op.returns or range(len(kind.avals))):
+                if name in ("result", field):
+                    with _unwatched():
+                        output = pick(twin, i)
+                    self.packed[(f"{name}{i}" if name == "result" else name, None)] = Packed(pack, unpack, output)
+
+
+def _softmax_pull(g: Any, r: Any, kind: Any) -> Any:
+    dim = dict(zip(kind.op.statics, kind.statics, strict=True)).get("dim")
+    return r * (g - (g * r).sum(dim, keepdim=True))
+
+
+def _log_softmax_pull(g: Any, r: Any, kind: Any) -> Any:
+    dim = dict(zip(kind.op.statics, kind.statics, strict=True)).get("dim")
+    return g - r.exp() * g.sum(dim, keepdim=True)
+
+
+#: Gradients in terms of the result, for ops that save it: they use what the unpack hook returns. Other ops that save
+#: their result call the hook as well, and then differentiate at their operands, which gives the same gradient.
+FROM_RESULT: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "exp": lambda g, r, _: g * r.conj() if r.is_complex() else g * r,
+    "sqrt": lambda g, r, _: g / (2 * r),
+    "rsqrt": lambda g, r, _: -0.5 * g * r**3,
+    "reciprocal": lambda g, r, _: -g * r * r,
+    "tanh": lambda g, r, _: g * (1 - r * r),
+    "sigmoid": lambda g, r, _: g * r * (1 - r),
+    "relu": lambda g, r, _: g * (r > 0),
+    "softmax": _softmax_pull,
+    "log_softmax": _log_softmax_pull,
+}
+
+
+class saved_tensors_hooks:
+    """Store saved tensors your own way: `pack_hook(tensor)` when one is saved, `unpack_hook(packed)` on each access.
+
+    Inside the context every tensor that a recorded operation (or a custom Function) saves for backward goes through
+    `pack_hook` once, and its backward is computed with what `unpack_hook` returns, a tensor of the same shape. Only the
+    innermost pair applies. RuntimeError if `pack_hook` writes its input in place; TypeError if `unpack_hook` returns
+    something else than a tensor.
+    """
+
+    def __init__(self, pack_hook: Callable[[Tensor], Any], unpack_hook: Callable[[Any], Tensor]) -> None:
+        self.pack_hook = pack_hook
+        self.unpack_hook = unpack_hook
+        self._states: list[Any] = []
+
+    def __enter__(self) -> None:
+        for hook in (self.pack_hook, self.unpack_hook):
+            if not callable(hook):
+                raise refuse(TypeError, "saved_tensors_hooks", f"incompatible function arguments: {type(hook).__name__} is not callable")
+        self._states.append(open_context(self))
+
+    def __exit__(self, *exc: object) -> None:
+        close_context(self._states.pop())
+
+    def saved_op(self, node: Node) -> None:
+        names = saves_of(node)
+        if not names:
+            return
+        cut = SavedCut(node)
+        for name in sorted(names, key=_order):
+            cut.pack(node, name, self.pack_hook, self.unpack_hook)
+
+    def keep(self, node: Node, is_output: bool) -> Packed:
+        return Packed(self.pack_hook, self.unpack_hook, _twin(node) if is_output else node)
+
+
+class save_on_cpu(saved_tensors_hooks):
+    """Keep saved tensors in host memory and bring them back for the backward. `pin_memory` and `device_type` are accepted."""
+
+    def __init__(self, pin_memory: bool = False, device_type: str = "cuda") -> None:
+        def pack(tensor: Tensor) -> tuple[Any, Tensor]:
+            return tensor.device, tensor.to("cpu")  # type: ignore[attr-defined]
+
+        def unpack(packed: tuple[Any, Tensor]) -> Tensor:
+            device, tensor = packed
+            return tensor.to(device)  # type: ignore[attr-defined]
+
+        super().__init__(pack, unpack)
+
+
+@contextmanager
+def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
+    """Refuse saved-tensor hooks inside: a pair that is active, or is entered, raises RuntimeError(error_message)."""
+    if any(isinstance(c, saved_tensors_hooks) for c in CONTEXTS.get()):
+        raise RuntimeError(error_message)
+    token = _DISABLED.set(error_message)
+    try:
+        yield
+    finally:
+        _DISABLED.reset(token)
+
+
+class SavedTensor:
+    """One value that a graph node saved: `node._raw_saved_<name>`. Hooks may be set on it, once."""
+
+    __slots__ = ("_name", "_node")
+
+    def __init__(self, node: Node, name: str) -> None:
+        self._node = node
+        self._name = name
+
+    def register_hooks(self, pack_hook: Callable[[Tensor], Any], unpack_hook: Callable[[Any], Tensor]) -> None:
+        """Pack this saved value now; its backward will use what `unpack_hook` returns."""
+        node = self._node
+        if node.inputs is None or (node.note is not None and node.note.cut is not None and node.note.cut.freed):
+            raise refuse(
+                RuntimeError,
+                "register_hooks",
+                "Calling register_hooks on a saved tensor after it has been freed. Saved intermediate values of the graph are freed when you call"
+                " .backward() or autograd.grad() → specify retain_graph=True.",
+            )
+        cut = node.note.saved if node.note is not None else None
+        if isinstance(cut, SavedCut) and cut.saved(self._name) is not None:
+            raise refuse(
+                RuntimeError,
+                "register_hooks",
+                "Calling register_hooks on a saved tensor whose hooks have already been set. Hint: only one pair of hooks is allowed at a time.",
+            )
+        if node.kind.avals is not None or node.kind.op is PICK:
+            raise refuse(
+                NotImplementedError, "register_hooks", f"{grad_fn_name(node)} has several outputs → use graph.saved_tensors_hooks while recording"
+            )
+        if not isinstance(cut, SavedCut):
+            cut = SavedCut(node)
+        cut.pack(node, self._name, pack_hook, unpack_hook)
+
+
+# -- writing saved values ----------------------------------------------------------------------------------------------
+
+
+class _Leave:
+    """What was recorded under one `allow_mutation_on_saved_tensors` context (until it is cleared) has in common."""
+
+    __slots__ = ("open",)
+
+    def __init__(self) -> None:
+        self.open = True
+
+    def check(self) -> None:
+        if not self.open:
+            raise AssertionError(
+                "Trying to backward outside of the 'allow_mutation_on_saved_tensors' context in which the graph was originally recorded."
+            )
+
+
+class _LeaveFor:
+    """A tensor that a custom Function saved inside the context."""
+
+    __slots__ = ("leave", "value")
+
+    def __init__(self, leave: _Leave, value: Node | None) -> None:
+        self.leave = leave
+        self.value = value
+
+    def get(self, original: Node | None) -> Node:
+        self.leave.check()
+        found = self.value or original
+        assert found is not None
+        return found
+
+
+class _AllowMutationOnSavedContext:
+    """What `allow_mutation_on_saved_tensors` yields: `clear()` ends the leave of everything recorded so far."""
+
+    def __init__(self) -> None:
+        self._leave = _Leave()
+
+    def clear(self) -> None:
+        self._leave.open = False
+        self._leave = _Leave()
+
+    def saved_op(self, node: Node) -> None:
+        if node.kind.saves:
+            note_of(node).saved = self._leave
+
+    def keep(self, node: Node, is_output: bool) -> _LeaveFor:
+        return _LeaveFor(self._leave, None if is_output else node)
+
+
+@contextmanager
+def allow_mutation_on_saved_tensors() -> Iterator[_AllowMutationOnSavedContext]:
+    """Let values saved inside be written in place; backward, also inside, uses them as they were. Costs no copy.
+
+    AssertionError when backward runs outside the context in which the graph was recorded, or after `clear()`.
+    """
+    if modes.MODE.get() & modes.ALLOW_MUTATION:
+        raise refuse(RuntimeError, "allow_mutation_on_saved_tensors", "allow_mutation_on_saved_tensors contexts cannot be nested")
+    context = _AllowMutationOnSavedContext()
+    state = open_context(context)
+    modes.switch(modes.ALLOW_MUTATION, True)
+    try:
+        yield context
+    finally:
+        context.clear()
+        close_context(state)
+        modes.switch(modes.ALLOW_MUTATION, False)
+
+
+def saved_of(node: Node, name: str) -> Any:
+    """The value that hooks unpack for `node`'s saved `name`; NotImplemented where no hooks keep it."""
+    note = node.note
+    keeper = note.saved if note is not None and node.kind is not VAR else None
+    if not isinstance(keeper, SavedCut):
+        return NotImplemented
+    if keeper.freed:
+        raise freed_error(node)
+    found = keeper.saved(name)
+    return NotImplemented if found is None else found.tensor()
+
+
+__all__ = [
+    "SavedTensor", "allow_mutation_on_saved_tensors", "disable_saved_tensors_hooks", "save_on_cpu", "saved_tensors_hooks",
+]  # fmt: skip
