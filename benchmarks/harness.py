@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
+#: Seconds before every block: the previous contestant's thread pool goes to sleep (OpenMP workers spin for a while).
+PAUSE = 0.05
+
+
 class Row(NamedTuple):
     """One line of the table: `ratio` of `subject` to `base`, and the target it has to stay below (None: for information)."""
 
@@ -31,8 +35,13 @@ def race(contestants: dict[str, tuple[Callable[[], Any], Callable[[], Any]]], st
             step()
         finish()
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, (step, finish) in contestants.items():
+    names = list(contestants)
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:  # nobody always runs behind the same neighbour
+            step, finish = contestants[name]
+            time.sleep(PAUSE)
+            step()
+            finish()
             started = time.perf_counter()
             for _ in range(steps):
                 step()

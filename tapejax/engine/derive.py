@@ -145,7 +145,7 @@ def values_with_residuals(
 ) -> tuple[Any, ...]:
     """`(values, residuals)`; what rebuilds the pullback from residuals is left in `found` while tracing.
 
-    A residual that is an input is not returned (XLA would copy it): `found["residuals"]` says where it is.
+    A residual that is an input or one of the values is not returned again (XLA would copy it): `found["where"]` says where it is.
     """
 
     def run(probes: dict[int, Any]) -> Any:
@@ -154,16 +154,15 @@ def values_with_residuals(
 
     _, pullback, keep = jax.vjp(run, probes_for(program, wanted), has_aux=True)
     flat, tree = jax.tree.flatten(pullback)
-    place = {id(x): i for i, x in enumerate(inputs)}
+    place = {id(x): ("input", i) for i, x in enumerate(inputs)}
+    place.update((id(x), ("output", i)) for i, x in enumerate(keep))
     made: list[Any] = []
     where: list[tuple[str, int]] = []
     for x in flat:
-        i = place.get(id(x))
-        if i is None:
-            where.append(("made", len(made)))
+        if id(x) not in place:
+            place[id(x)] = ("made", len(made))
             made.append(x)
-        else:
-            where.append(("input", i))
+        where.append(place[id(x)])
     found["tree"], found["where"] = Residuals(tree, len(flat), wanted), tuple(where)
     return keep, tuple(made)
 

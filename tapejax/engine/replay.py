@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax.custom_derivatives import SymbolicZero
+
 from tapejax.engine.loop import BATCHED, ONCE, SCANNED, Loop
 from tapejax.engine.reroll import loops_of
 from tapejax.tape.infer import apply
@@ -22,9 +24,16 @@ def tap(x: Any, probe: Any) -> Any:
     return x
 
 
-@tap.defjvp
 def _tap_jvp(primals: Any, tangents: Any) -> Any:
-    return primals[0], jax.tree.map(lambda a, b: a + b, tangents[0], tangents[1])
+    def total(x: Any, probe: Any) -> Any:
+        if isinstance(x, SymbolicZero):
+            return probe
+        return x if isinstance(probe, SymbolicZero) else x + probe
+
+    return primals[0], jax.tree.map(total, *tangents, is_leaf=lambda t: isinstance(t, SymbolicZero))
+
+
+tap.defjvp(_tap_jvp, symbolic_zeros=True)  # a zero that was made an array would become a residual
 
 
 class Entry:

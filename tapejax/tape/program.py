@@ -95,6 +95,17 @@ class Linear:
         self.variables = variables
         self.key = tuple(words)
 
+    def mark(self, region: Any) -> None:
+        """Say in the key that no gradient flows through what is outside `region`."""
+        slot = self.slot
+        words: list[Any] = []
+        for node in self.order:
+            if node.kind is not VAR and node not in region:
+                words.append(STOP)
+            words.append(node.kind)
+            words += [slot[x] for x in node.inputs]
+        self.key = tuple(words)
+
     def slot_of(self, node: Node) -> int:
         """The slot of a root that may be an input nobody in `order` uses yet."""
         s = self.slot.get(node)
