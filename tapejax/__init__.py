@@ -18,7 +18,7 @@ for _module in pkgutil.iter_modules(ops.__path__):
 
 from tapejax import autograd, convert, dispatch, operators  # noqa: E402
 from tapejax.autograd import enable_grad, inference_mode, is_grad_enabled, is_inference_mode_enabled, no_grad, set_grad_enabled  # noqa: E402
-from tapejax.device import device  # noqa: E402
+from tapejax.devices import device  # noqa: E402
 from tapejax.dtypes import dtype, get_default_dtype, set_default_dtype  # noqa: E402
 from tapejax.rng import Generator, default_generator, get_rng_state, initial_seed, manual_seed, seed, set_rng_state  # noqa: E402
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tapejax import device as devices
+from tapejax import devices
 from tapejax import dtypes
 from tapejax.autograd.function import Function
 from tapejax.dispatch import CAST, assign, operand

@@ -43,7 +43,8 @@ def operand(x: Any, op: Op, name: str) -> Node:
             return leaf_node(x, dtypes.of(x.dtype), None)
         raise refuse(TypeError, op.name, f"argument '{name}' must be Tensor, not numpy.ndarray → tapejax.from_numpy(x)")
     if isinstance(x, (int, float, complex)):
-        return scalar(next(k for k in (bool, int, float, complex) if isinstance(x, k))(x))
+        kind: Any = next(k for k in (bool, int, float, complex) if isinstance(x, k))
+        return scalar(kind(x))
     raise refuse(TypeError, op.name, f"argument '{name}' (position {op.operands.index(name) + 1}) must be Tensor, not {type(x).__name__}")
 
 

@@ -34,9 +34,14 @@ def install(functions: dict[str, Any]) -> None:
         setattr(Tensor, f"__{python}__", _comparison(getattr(functions[name], "short", functions[name]), f"__{python}__"))
     for python, name in _UNARY.items():
         setattr(Tensor, f"__{python}__", functions[name])
-    Tensor.__getitem__ = getitem  # type: ignore[attr-defined]
-    Tensor.__setitem__ = setitem  # type: ignore[attr-defined]
+    Tensor.__getitem__ = getitem  # type: ignore[method-assign]
+    Tensor.__setitem__ = setitem  # type: ignore[method-assign]
     Tensor.__hash__ = _identity_hash  # type: ignore[method-assign]  # defining __eq__ afterwards does not clear it
+
+
+def dunder_names() -> list[str]:
+    """The two-operand methods that `install` sets."""
+    return [f"__{p}{n}__" for n in _BINARY for p in ("", "r", "i")] + [f"__{n}__" for n in _COMPARE]
 
 
 def _identity_hash(self: Tensor) -> int:

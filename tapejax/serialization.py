@@ -13,12 +13,12 @@ import os
 import pickle
 from typing import Any
 
-from tapejax import dtypes, tensor
 from tapejax.errors import refuse
+from tapejax.tensor import Tensor
 
 _ALLOWED = {
     ("tapejax.tensor", "_rebuild"), ("tapejax.tensor", "Tensor"), ("tapejax.tensor", "Size"), ("tapejax.nn.parameter", "Parameter"),
-    ("tapejax.dtypes", "of"), ("tapejax.device", "device"), ("collections", "OrderedDict"), ("collections", "defaultdict"),
+    ("tapejax.dtypes", "of"), ("tapejax.devices", "device"), ("collections", "OrderedDict"), ("collections", "defaultdict"),
     ("numpy._core.multiarray", "_reconstruct"), ("numpy.core.multiarray", "_reconstruct"), ("numpy", "ndarray"), ("numpy", "dtype"),
     ("numpy._core.numeric", "_frombuffer"), ("ml_dtypes", "bfloat16"),
 }  # fmt: skip
@@ -60,7 +60,7 @@ def load(f: Any, map_location: Any = None, *, weights_only: bool = True) -> Any:
 
 
 def _moved(x: Any, where: Any) -> Any:
-    if isinstance(x, tensor.Tensor):
+    if isinstance(x, Tensor):
         moved = x.to(where)  # type: ignore[attr-defined]
         return moved if moved is x or not x.requires_grad else moved.detach().requires_grad_()
     if isinstance(x, dict):
@@ -70,4 +70,4 @@ def _moved(x: Any, where: Any) -> Any:
     return x
 
 
-__all__ = ["dtypes", "load", "save"]
+__all__ = ["load", "save"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import numpy as np
 
-from tapejax import device as devices
+from tapejax import devices
 from tapejax import display, dtypes
 from tapejax.engine.materialise import force
 from tapejax.errors import refuse
@@ -20,6 +20,11 @@ from tapejax.tape.aval import aval_of
 from tapejax.tape.node import VAR, Node, leaf, variable
 from tapejax.tape.note import Meta, note_of
 from tapejax.tape.record import record
+
+if TYPE_CHECKING:
+    from tapejax.methods import TensorMethods  # generated: python -m tapejax.stubs
+else:
+    TensorMethods = object
 
 _new = object.__new__
 
@@ -46,7 +51,7 @@ class Size(tuple[int, ...]):
         return Size(tuple.__add__(self, tuple(other)))
 
 
-class Tensor:
+class Tensor(TensorMethods):
     """A multi-dimensional array whose operations are recorded, computed by XLA and differentiated by torch's rules.
 
     Make one with `tapejax.tensor(data)`, a factory (`zeros`, `randn`, ...) or an operation. `Tensor(2, 3)` makes an
@@ -468,10 +473,12 @@ class Tensor:
     def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
         if self.requires_grad:
             raise refuse(BufferError, "dlpack", "Can't export tensors that require gradient, use tensor.detach()")
-        return self.array().__dlpack__(stream=stream, **options)
+        array: Any = self.array()
+        return array.__dlpack__(stream=stream, **options)
 
     def __dlpack_device__(self) -> Any:
-        return self.array().__dlpack_device__()
+        array: Any = self.array()
+        return array.__dlpack_device__()
 
     def __setstate__(self, state: Any) -> None:
         self.__dict__.update(state)

@@ -109,7 +109,8 @@ class Evaluator:
         """Central difference along coordinate `index` or along `direction`: one vector per output."""
         step = eps * direction
         above, below = self.shifted(k, step, index), self.shifted(k, -step, index)
-        return [(a - b) / (2 * eps) for a, b in zip(above, below, strict=True)]
+        # where both are the same infinity (a masked score, say) the value does not move
+        return [np.subtract(a, b, where=a != b, out=np.zeros_like(a)) / (2 * eps) for a, b in zip(above, below, strict=True)]
 
     def one_sided(self, k: int, eps: float, index: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Differences to the right and to the left of coordinate `index`."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from tapejax import dtypes
 from tapejax.autograd.grad_mode import no_grad
-from tapejax.device import device as device_type
+from tapejax.devices import device as device_type
 from tapejax.errors import refuse
 from tapejax.nn import backward_hooks, hooks
 from tapejax.nn.hooks import (

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tapejax import device as devices
+from tapejax import devices
 from tapejax import dtypes
 from tapejax.errors import refuse
 from tapejax.tape.aval import Aval, aval_of

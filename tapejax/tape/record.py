@@ -50,7 +50,7 @@ def record_kind(kind: Kind, inputs: tuple[Node, ...]) -> Node:
 
 def pick(node: Node, index: int) -> Node:
     """One output of a several-output node, as a node of its own."""
-    avals = node.aval
+    avals: Any = node.aval
     kind = PICK.kinds.get((avals, index))
     if kind is None:
         kind = Kind(PICK, (1,), (index,), (avals,), ("outputs",))

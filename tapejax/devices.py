@@ -16,6 +16,9 @@ class device:
 
     __slots__ = ("index", "type")
 
+    type: str
+    index: int | None
+
     def __init__(self, type: Any = None, index: int | None = None) -> None:
         if isinstance(type, device):
             type, index = type.type, type.index
@@ -58,7 +61,7 @@ _default: list[Any] = []
 def default_jax_device() -> Any:
     """The device of the process default backend (found once, on first use)."""
     if not _default:
-        chosen = jax.config.jax_default_device
+        chosen = jax.config.jax_default_device  # type: ignore[attr-defined]  # JAX sets it at run time
         _default.append(chosen if isinstance(chosen, jax.Device) else jax.local_devices()[0])
     return _default[0]
 
