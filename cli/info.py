@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tapejax import config, dtypes
-from tapejax.device import of_aval, spelling
+from tapejax.devices import of_aval, spelling
 from tapejax.engine.cache import CACHE
 
 from .table import console, put

@@ -11,7 +11,7 @@ import numpy as np
 
 from tapejax.autograd.gradcheck import batched_gap, gradient_map
 from tapejax.autograd.gradient_measure import Report, measure
-from tapejax.autograd.suspect import diagnose
+from tapejax.autograd.suspect import JUMP, KINK, diagnose
 from tapejax.tensor import Tensor
 
 from .errors import Unusable, first_line
@@ -156,8 +156,14 @@ def _row(target: Target, report: Report, k: int, eps: float, explain: bool) -> R
     if not worst.ok:
         row.verdict = "wrong"
         if explain:
+            if worst.projected:
+                whole = measure(target.function, target.inputs, eps=eps, atol=worst.atol, rtol=worst.rtol)
+                worst = max(whole.of_input(k), key=lambda p: p.excess)
+                row.worst, row.output = list(worst.input_index), list(worst.output_index)
+                row.analytic, row.numeric = worst.analytic, worst.numeric
             why = diagnose(target.function, target.inputs, worst, eps)
             row.verdict, row.because, row.suspect = why.cause, why.because, why.suspect
+            row.ok = target.kinks_pass and why.cause in (KINK, JUMP)
     elif shaky > 0.0:
         row.ok, row.verdict = False, "non-deterministic"
         row.because = f"two backwards at the same values and seed differ by {shaky:.3g}"

@@ -32,6 +32,7 @@ class Target:
     function: Callable[..., Any]
     inputs: tuple[Any, ...]
     names: tuple[str, ...]
+    kinks_pass: bool = False  # an op's sample may sit on a kink on purpose, to show the convention there
 
 
 def targets_of(spec: str, inputs: Sequence[str], seed: int) -> list[Target]:
@@ -189,7 +190,7 @@ def op_targets(op: Op, seed: int) -> list[Target]:
 def _sample_target(op: Op, number: int, sample: Sample, seed: int) -> Target | None:
     inputs: list[Tensor] = []
     names: list[str] = []
-    parameters = [p.name for p in op.params]
+    parameters = [p.name for p in op.params if p.role != "seed"]
 
     def place(value: Any, name: str) -> Any:
         if isinstance(value, np.ndarray):
@@ -212,7 +213,7 @@ def _sample_target(op: Op, number: int, sample: Sample, seed: int) -> Target | N
             tapejax.manual_seed(seed)
         return op(*[_fill(a, tensors) for a in args], **{k: _fill(v, tensors) for k, v in kwargs.items()})
 
-    return Target(f"{op.name} #{number}", run, tuple(inputs), tuple(names))
+    return Target(f"{op.name} #{number}", run, tuple(inputs), tuple(names), kinks_pass=True)
 
 
 @dataclass(frozen=True)
