@@ -5,6 +5,7 @@ transform records is ordinary tape, so there is no second system of differentiat
 grad only for the sake of something outside it.
 """
 
+from tapejax.func.custom import VmapInfo
 from tapejax.func.forward import jvp, linearize
 from tapejax.func.functional_call import functional_call, stack_module_state
 from tapejax.func.functionalize import functionalize
@@ -13,6 +14,7 @@ from tapejax.func.reverse import grad, grad_and_value, vjp
 from tapejax.func.vmap import vmap
 
 __all__ = [
+    "VmapInfo",
     "functional_call",
     "functionalize",
     "grad",
