@@ -13,8 +13,7 @@ from tapejax import devices
 from tapejax import display, dtypes
 from tapejax.engine.materialise import force
 from tapejax.errors import refuse
-from tapejax.storage.cell import DETACHED, HIDDEN
-from tapejax.storage.view import alias_of, detach_value, lens_of, made_view, refresh
+from tapejax.storage.view import alias_of, detach_value, detached, refresh
 from tapejax.tape import modes
 from tapejax.tape.aval import aval_of
 from tapejax.tape.node import VAR, Node, leaf, variable
@@ -194,13 +193,13 @@ class Tensor(TensorMethods):
                 "requires_grad_",
                 f"only Tensors of floating point dtype can require gradients, this one is {self.dtype} → convert with .float() first",
             )
-        if self._alias is not None and self._alias.lenses and self._alias.storage.head.requires_grad and not self._alias.flags & DETACHED:
-            pass  # a view made under no_grad of a recorded base: it becomes a leaf of its own
         meta = self._autograd_meta()
         self._set_leaf(node, meta)
         return self
 
     def _set_leaf(self, value: Node, meta: Meta | None) -> None:
+        if self._meta is not None:
+            self._meta.accumulates = meta is not None
         made = value if meta is None else variable(value, meta)
         alias = self._alias
         if alias is not None and not alias.lenses:
@@ -308,13 +307,13 @@ class Tensor(TensorMethods):
 
     def _detached(self, hidden: bool) -> Tensor:
         made = wrap(record(detach_value, (1,), (), (self.node,)))
-        made_view(self, made, lens_of(made._node.kind, ()), DETACHED | (HIDDEN if hidden else 0))
+        detached(self, made, shares_counter=not hidden)
         return made
 
     def detach_(self) -> Tensor:
         """Cut this tensor off from its history, in place."""
         alias = self._alias
-        if alias is not None and alias.lenses and not alias.flags & DETACHED:
+        if alias is not None and alias.lenses:
             raise refuse(RuntimeError, "detach_", "Can't detach views in-place. Use detach() instead.")
         node = self.node
         if node.requires_grad:
@@ -332,7 +331,7 @@ class Tensor(TensorMethods):
 
     @property
     def _base(self) -> Any:
-        return None if self._alias is None or not self._alias.lenses or self._alias.flags & DETACHED or self._node.aval.inference else _base_of(self)
+        return None if self._alias is None or not self._alias.lenses or self._node.aval.inference else _base_of(self)
 
     def _is_view(self) -> bool:
         return self._base is not None
@@ -535,6 +534,9 @@ def _host(array: Any) -> np.ndarray:
 
 def _base_of(tensor: Tensor) -> Tensor:
     storage = tensor._alias.storage
+    there = storage.base() if storage.base is not None else None
+    if there is not None:
+        return there
     made = wrap(storage.head)
     made._alias = type(tensor._alias)(storage)
     made._meta = storage.meta

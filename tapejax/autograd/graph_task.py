@@ -628,7 +628,7 @@ class GraphTask:
             if meta.hooks:
                 g = self._call_hooks(meta.hooks, g)
             self.captured[meta] = g
-            if self.accumulate:
+            if self.accumulate and meta.accumulates:
                 self._accumulate(meta, g)
         if self.accumulate:
             for key in self.wanted_nodes:

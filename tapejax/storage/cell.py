@@ -19,20 +19,36 @@ class Counter:
 
 
 class Storage:
-    """`head` is the base's current value. `epoch` counts every write, `counter` those that torch counts."""
+    """`head` is the base's current value, with the base's history. `epoch` counts every write, `counter` those that torch counts.
 
-    __slots__ = ("__weakref__", "counter", "epoch", "head", "meta", "waiting")
+    `detach()` makes a storage of its own (another history) that *mirrors* its source: same values, and for `detach()`
+    the same counter. A write to one makes the other stale or is carried over (storage/view.py). Both links are weak.
+    """
 
-    def __init__(self, head: Node, meta: Any) -> None:
+    __slots__ = ("__weakref__", "base", "counter", "epoch", "head", "meta", "mirrors", "source", "stale", "waiting")
+
+    def __init__(self, head: Node, meta: Any, counter: Counter | None = None) -> None:
         self.head = head
         self.meta = meta  # of the base tensor, when it is a leaf that requires grad
+        self.base: weakref.ref[Any] | None = None  # the base tensor
         self.epoch = 0
-        self.counter = Counter()
+        self.counter = Counter() if counter is None else counter
         self.waiting = False
-        head.home = (self.counter, 0)
+        self.mirrors: list[weakref.ref[Storage]] | None = None
+        self.source: tuple[weakref.ref[Storage], tuple[Any, ...]] | None = None  # what this mirrors, through which lenses
+        self.stale = False  # the source was written since
+        head.home = (self.counter, self.counter.version)
 
-    def rewrite(self, head: Node, counted: bool) -> None:
-        """Replace the value; `counted` is False for writes through `.data`."""
+    def mirror(self, head: Node, lenses: tuple[Any, ...], shares_counter: bool) -> Storage:
+        """A storage with a history of its own that shows this one's values (through `lenses`)."""
+        made = Storage(head, None, self.counter if shares_counter else None)
+        made.source = (weakref.ref(self), lenses)
+        alive = [] if self.mirrors is None else [m for m in self.mirrors if m() is not None]
+        self.mirrors = [*alive, weakref.ref(made)]
+        return made
+
+    def rewrite(self, head: Node, counted: bool = True) -> None:
+        """Replace the value; not `counted` where the write was counted already, or happened through `.data`."""
         self.head = head
         self.epoch += 1
         if counted:
@@ -42,10 +58,18 @@ class Storage:
             self.waiting = True
             WAITING.written.append(weakref.ref(self))
 
+    def outdate_mirrors(self, but: Storage | None = None) -> None:
+        """Tell the storages that mirror this one that it was written."""
+        for ref in self.mirrors or ():
+            m = ref()
+            if m is not None and m is not but:
+                m.stale = True
+                m.epoch += 1
+                m.outdate_mirrors()
 
-#: Flags of an alias: made while not recording; `.data` (writes do not count); cut off from the base's history; made in
-#: inference mode.
-NO_GRAD, HIDDEN, DETACHED, INFERENCE = 1, 2, 4, 8
+
+#: Flags of an alias: made while not recording; made in inference mode.
+NO_GRAD, INFERENCE = 1, 2
 
 
 class Alias:

@@ -5,12 +5,13 @@ A `Lens` is a recorded view op without its base: `get` records the read on any b
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import jax
 
 from tapejax.errors import refuse
-from tapejax.storage.cell import DETACHED, HIDDEN, INFERENCE, NO_GRAD, Alias, Storage
+from tapejax.storage.cell import INFERENCE, NO_GRAD, Alias, Storage
 from tapejax.tape import modes
 from tapejax.tape.node import VAR, Kind, Node, variable
 from tapejax.tape.op import Array, Op, Param, op
@@ -54,8 +55,6 @@ class Lens:
 
     def put(self, base: Node, value: Node) -> Node:
         kind = self.kind
-        if kind.op is detach_value:
-            return value if base.kind is VAR else record(overlay, (1, 1), (), (base, value))
         return record(put_op(kind.op), (1, *kind.form), kind.statics, (base, value, *self.others))
 
 
@@ -95,6 +94,7 @@ def alias_of(tensor: Any) -> Alias:
     if alias is None:
         meta = tensor._meta
         alias = tensor._alias = Alias(Storage(tensor._node, meta if tensor._node.kind is VAR else None))
+        alias.storage.base = weakref.ref(tensor)
     return alias
 
 
@@ -102,6 +102,8 @@ def refresh(tensor: Any) -> Node:
     """Re-read a tensor whose storage was written through another alias."""
     alias: Alias = tensor._alias
     storage = alias.storage
+    if storage.stale:
+        _catch_up(storage)
     node = storage.head
     if alias.lenses:
         before = modes.MODE.get()
@@ -166,11 +168,11 @@ def check_writable(tensor: Any, name: str, operand_requires_grad: bool) -> None:
     if alias is not None and alias.flags & INFERENCE:
         _check_inference_view(alias, name, tensor.requires_grad or operand_requires_grad)
     requires_grad = tensor.requires_grad
-    if alias is not None and alias.flags & NO_GRAD and not alias.flags & DETACHED:
+    if alias is not None and alias.flags & NO_GRAD:
         requires_grad = requires_grad or alias.storage.head.requires_grad
     if not (requires_grad or operand_requires_grad):
         return
-    if alias is not None and alias.lenses and not alias.flags & DETACHED:
+    if alias is not None and alias.lenses:
         leaf_base = alias.storage.meta is not None
         if alias.flags & NO_GRAD:
             raise refuse(
@@ -204,7 +206,7 @@ def check_writable(tensor: Any, name: str, operand_requires_grad: bool) -> None:
 
 
 def _check_inference_view(alias: Alias, name: str, requires_grad: bool) -> None:
-    if not alias.flags & DETACHED and (requires_grad or alias.storage.head.requires_grad):
+    if requires_grad or alias.storage.head.requires_grad:
         raise refuse(
             RuntimeError,
             name,
@@ -226,6 +228,8 @@ def write(tensor: Any, value: Node) -> None:
             check(tensor, value)
     alias = alias_of(tensor)
     storage = alias.storage
+    if storage.stale:
+        _catch_up(storage)
     head = storage.head
     lenses = alias.lenses
     written = value
@@ -243,7 +247,11 @@ def write(tensor: Any, value: Node) -> None:
     elif head.requires_grad and not value.requires_grad:
         if not modes.MODE.get() & modes.GRAD:
             value = _overlaid(head, value)
-    storage.rewrite(value, not alias.flags & HIDDEN)
+    storage.rewrite(value)
+    if storage.mirrors is not None:
+        storage.outdate_mirrors()
+    if storage.source is not None:
+        _carry_over(storage)
     if lenses and written.home is None and written.inputs:
         written.home = (storage.counter, storage.counter.version)  # a saved result is watched in a view too
     if not lenses:
@@ -258,3 +266,64 @@ def _overlaid(head: Node, value: Node) -> Node:
         return record(overlay, (1, 1), (), (head, value))
     finally:
         modes.MODE.set(before)
+
+
+def _with_history_of(storage: Storage, value: Node) -> Node:
+    """`value` (without history) as the next value of `storage`, whose own history stays."""
+    if storage.meta is not None:
+        return variable(value, storage.meta)
+    return _overlaid(storage.head, value) if storage.head.requires_grad else value
+
+
+def _catch_up(storage: Storage) -> None:
+    """Take over the values of a source that was written: history is not shared."""
+    assert storage.source is not None
+    reference, lenses = storage.source
+    source = reference()
+    storage.stale = False
+    if source is None:
+        return
+    if source.stale:
+        _catch_up(source)
+    before = modes.switch(modes.GRAD, False)
+    try:
+        node = source.head
+        for lens in lenses:
+            node = lens.get(node)
+        node = record(detach_value, (1,), (), (node,))
+    finally:
+        modes.MODE.set(before)
+    storage.head = _with_history_of(storage, node)
+    storage.head.home = (storage.counter, storage.counter.version)
+
+
+def _carry_over(storage: Storage) -> None:
+    """Write the new values of a mirror into its source as well, without their history."""
+    assert storage.source is not None
+    reference, lenses = storage.source
+    source = reference()
+    if source is None:
+        return
+    if source.stale:
+        _catch_up(source)
+    before = modes.switch(modes.GRAD, False)
+    try:
+        bases = [source.head]
+        for lens in lenses[:-1]:
+            bases.append(lens.get(bases[-1]))
+        value = record(detach_value, (1,), (), (storage.head,))
+        for lens, base in zip(reversed(lenses), reversed(bases), strict=False):
+            value = lens.put(base, value)
+    finally:
+        modes.MODE.set(before)
+    source.rewrite(_with_history_of(source, value), counted=False)
+    source.outdate_mirrors(but=storage)
+    if source.source is not None:
+        _carry_over(source)
+
+
+def detached(tensor: Any, made: Any, shares_counter: bool) -> None:
+    """Give `made` (whose node was just recorded as the detached value) a storage that mirrors the tensor's."""
+    under = alias_of(tensor)
+    made._alias = Alias(under.storage.mirror(made._node, under.lenses, shares_counter))
+    made._alias.storage.base = weakref.ref(made)

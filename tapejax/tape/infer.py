@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tapejax import devices
-from tapejax import dtypes
+from tapejax import config, devices, dtypes
 from tapejax.errors import refuse
 from tapejax.tape.aval import Aval, aval_of
 from tapejax.tape.node import Kind
@@ -51,6 +50,8 @@ def infer(op: Op, key: Any, form: tuple[Any, ...], statics: tuple[Any, ...], inp
         kind.differentiable = op.differentiable and kind.aval.differentiable
     if any(a.inference for a in inputs if a.__class__ is Aval):
         _inference_rules(kind)
+    if len(op.kinds) >= config.kinds_limit:  # programs of forgotten kinds compile again
+        op.kinds.clear()
     op.kinds[key] = kind
     return kind
 

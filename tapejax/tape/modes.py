@@ -9,14 +9,17 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+from tapejax import config
+
 GRAD = 1  # recorded nodes may require grad
 INFERENCE = 2  # inference_mode: no versions, no views tracked
 ANOMALY = 4  # remember the user's line of every node
 FORWARD = 8  # a forward-mode level is open: tangents are recorded beside values
 ALLOW_MUTATION = 16  # a saved value may be written before backward
 SAVED_HOOKS = 32  # saved_tensors_hooks are active
+EXPLAIN = 64  # compiles are explained: remember the user's line of every node; nothing else may depend on it
 
-MODE: ContextVar[int] = ContextVar("tapejax_mode", default=GRAD)
+MODE: ContextVar[int] = ContextVar("tapejax_mode", default=GRAD | EXPLAIN if config.debug else GRAD)
 
 
 def grad_enabled() -> bool:

@@ -14,10 +14,11 @@ from tapejax.tape.node import Node
 class Meta:
     """A tensor's autograd state: its gradient and its hooks. Shared by the variable nodes of a leaf's successive values."""
 
-    __slots__ = ("__weakref__", "grad", "grad_fn", "hooks", "name", "post_accumulate_hooks", "post_hooks", "pre_hooks", "retains_grad", "tensor")
+    __slots__ = ("__weakref__", "accumulates", "grad", "grad_fn", "hooks", "name", "post_accumulate_hooks", "post_hooks", "pre_hooks", "retains_grad", "tensor")
 
     def __init__(self) -> None:
         self.grad: Any = None  # a Tensor
+        self.accumulates = True  # False once the leaf stopped requiring grad: graphs recorded before leave it alone
         self.retains_grad = False
         self.tensor: weakref.ref[Any] | None = None
         self.hooks: dict[int, Any] | None = None  # tensor hooks (leaves only; others keep theirs on the node)
@@ -30,7 +31,7 @@ class Meta:
     @property
     def plain(self) -> bool:
         """True when a gradient may simply be added, with no Python in between."""
-        return not (self.hooks or self.post_accumulate_hooks or self.pre_hooks or self.post_hooks)
+        return self.accumulates and not (self.hooks or self.post_accumulate_hooks or self.pre_hooks or self.post_hooks)
 
     def retain_at(self, node: Node) -> None:
         """Keep, from now on, the gradient of `node` (the tensor's current value)."""
