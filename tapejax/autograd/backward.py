@@ -24,6 +24,7 @@ from tapejax.autograd.freed import FreedRun
 from tapejax.engine.derive import Pull
 from tapejax.engine.execute import donatable, run
 from tapejax.engine.materialise import _with, finish, outputs_of, recipes_kept, refuse_arguments
+from tapejax.errors import refuse
 from tapejax.tape import modes, waiting
 from tapejax.tape.node import VAR, Node, leaf
 from tapejax.tape.note import Meta
@@ -45,7 +46,7 @@ def run_backward(
 
     No targets means every leaf that is reached.
     """
-    if not (create or retain or batched) and modes.MODE.get() <= modes.GRAD and not modes.tracing():
+    if not (create or retain or batched) and modes.MODE.get() & ~modes.EXPLAIN <= modes.GRAD and not modes.tracing():
         done = _one_program(roots, seeds, targets, accumulate)
         if done is not None:
             return done

@@ -261,10 +261,10 @@ def jacobian(
         return _forward_jacobian(func, inputs)
     if vectorize and strict:
         raise refuse(RuntimeError, "jacobian", "torch.autograd.functional.jacobian: `strict=True` and `vectorized=True` are not supported together. Please either set `strict=False` or `vectorize=False`.")
-    return _reverse_jacobian(func, inputs, create_graph, strict, "jacobian_create")
+    return _reverse_jacobian(func, inputs, create_graph, strict, "jacobian_create", vectorize)
 
 
-def _reverse_jacobian(func: Callable[..., Any], inputs: Any, create_graph: bool, strict: bool, stage: str) -> Any:
+def _reverse_jacobian(func: Callable[..., Any], inputs: Any, create_graph: bool, strict: bool, stage: str, vectorize: bool = False) -> Any:
     with enable_grad():
         was_tuple, given = _tuple(inputs, "inputs", "jacobian")
         fresh = _fresh(given, create_graph)
@@ -273,7 +273,7 @@ def _reverse_jacobian(func: Callable[..., Any], inputs: Any, create_graph: bool,
             _strict_outputs(outs)
         rows = []
         for i, o in enumerate(outs):
-            blocks = _rows(o, fresh, create_graph or strict)
+            blocks = _rows(o, fresh, create_graph or strict, vectorize)
             row = []
             for j, (g, x) in enumerate(zip(blocks, fresh, strict=True)):
                 if g is None:
@@ -294,14 +294,16 @@ def _unit_rows(t: Tensor) -> Tensor:
     return leaf_tensor(np.eye(aval.size).reshape(aval.size, *aval.shape).astype(aval.dtype.np), aval.dtype, aval.device)
 
 
-def _rows(output: Tensor, inputs: Sequence[Tensor], create: bool) -> tuple[Tensor | None, ...]:
+def _rows(output: Tensor, inputs: Sequence[Tensor], create: bool, vectorize: bool) -> tuple[Tensor | None, ...]:
     """Per input the gradients of every element of `output`: `(elements, *in)`."""
     if not output.requires_grad or not output.numel():
         return (None,) * len(inputs)
     units = _unit_rows(output)
     try:
         return grad(output, list(inputs), units, retain_graph=True, create_graph=create, allow_unused=True, is_grads_batched=True)
-    except NotImplementedError:  # Python in the backward that wants one gradient at a time
+    except (NotImplementedError, RuntimeError):  # Python in the backward that wants one gradient at a time
+        if vectorize:
+            raise
         each = [grad(output, list(inputs), u, retain_graph=True, create_graph=create, allow_unused=True) for u in units.unbind(0)]  # type: ignore[attr-defined]
         found: list[Tensor | None] = []
         for of_input in zip(*each, strict=True):

@@ -20,6 +20,7 @@ from jax import lax
 from tapejax import dtypes
 from tapejax.errors import refuse
 from tapejax.ops.shape import spread
+from tapejax.tape import modes
 from tapejax.tape.op import Array, Scalar, composite, op, sample
 from tapejax.tensor import Tensor, leaf_tensor
 
@@ -31,6 +32,17 @@ def finish(name: str, made: Any, device: Any, requires_grad: bool, out: Any = No
     if device is not None:
         made = made.to(device=device)
     return made.requires_grad_() if requires_grad else made
+
+
+def resembling(made: Any, input: Any) -> Any:
+    """Inside `vmap` a tensor made after one example's is one example's: it may be written into."""
+    return of_example(made, input) if modes.tracing() else made
+
+
+@op("", oracle=None, differentiable=False)
+def of_example(input: Array, other: Array) -> Any:
+    """Return `input`, a constant, as a value that belongs to the example `other` belongs to."""
+    return input
 
 
 def shape_of(name: str, size: tuple[Any, ...]) -> tuple[int, ...]:
@@ -303,7 +315,7 @@ def zeros_like(input: Any, *, dtype: Any = None, layout: Any = None, device: Any
                memory_format: Any = None) -> Any:  # fmt: skip
     """Return zeros with the shape, type and device of `input`; no gradient flows to it."""
     size, target, where = like("zeros_like", input, dtype, device)
-    return finish("zeros_like", zeros_(size, target), where, requires_grad)
+    return finish("zeros_like", resembling(zeros_(size, target), input), where, requires_grad)
 
 
 @composite("torch")
@@ -311,7 +323,7 @@ def ones_like(input: Any, *, dtype: Any = None, layout: Any = None, device: Any 
               memory_format: Any = None) -> Any:  # fmt: skip
     """Return ones with the shape, type and device of `input`; no gradient flows to it."""
     size, target, where = like("ones_like", input, dtype, device)
-    return finish("ones_like", ones_(size, target), where, requires_grad)
+    return finish("ones_like", resembling(ones_(size, target), input), where, requires_grad)
 
 
 @composite("torch")
@@ -319,7 +331,7 @@ def empty_like(input: Any, *, dtype: Any = None, layout: Any = None, device: Any
                memory_format: Any = None) -> Any:  # fmt: skip
     """Return a tensor to be filled later (zeros here) with the shape, type and device of `input`."""
     size, target, where = like("empty_like", input, dtype, device)
-    return finish("empty_like", zeros_(size, target), where, requires_grad)
+    return finish("empty_like", resembling(zeros_(size, target), input), where, requires_grad)
 
 
 @composite("torch")
@@ -327,7 +339,7 @@ def full_like(input: Any, fill_value: Any, *, dtype: Any = None, layout: Any = N
               requires_grad: bool = False, memory_format: Any = None) -> Any:  # fmt: skip
     """Return a tensor filled with `fill_value`, with the shape, type and device of `input`."""
     size, target, where = like("full_like", input, dtype, device)
-    return finish("full_like", full_(number("full_like", fill_value), size, target), where, requires_grad)
+    return finish("full_like", resembling(full_(number("full_like", fill_value), size, target), input), where, requires_grad)
 
 
 @composite("Tensor")
@@ -335,7 +347,7 @@ def new_zeros(input: Any, *size: Any, dtype: Any = None, device: Any = None, req
               layout: Any = None, pin_memory: bool = False) -> Any:  # fmt: skip
     """Return zeros of shape `size`, with the type and device of this tensor unless given."""
     _, target, where = like("new_zeros", input, dtype, device)
-    return finish("new_zeros", zeros_(shape_of("new_zeros", size), target), where, requires_grad)
+    return finish("new_zeros", resembling(zeros_(shape_of("new_zeros", size), target), input), where, requires_grad)
 
 
 @composite("Tensor")
@@ -343,7 +355,7 @@ def new_ones(input: Any, *size: Any, dtype: Any = None, device: Any = None, requ
              layout: Any = None, pin_memory: bool = False) -> Any:  # fmt: skip
     """Return ones of shape `size`, with the type and device of this tensor unless given."""
     _, target, where = like("new_ones", input, dtype, device)
-    return finish("new_ones", ones_(shape_of("new_ones", size), target), where, requires_grad)
+    return finish("new_ones", resembling(ones_(shape_of("new_ones", size), target), input), where, requires_grad)
 
 
 @composite("Tensor")
@@ -351,7 +363,7 @@ def new_empty(input: Any, *size: Any, dtype: Any = None, device: Any = None, req
               layout: Any = None, pin_memory: bool = False) -> Any:  # fmt: skip
     """Return a tensor of shape `size` to be filled later (zeros here), with this one's type and device unless given."""
     _, target, where = like("new_empty", input, dtype, device)
-    return finish("new_empty", zeros_(shape_of("new_empty", size), target), where, requires_grad)
+    return finish("new_empty", resembling(zeros_(shape_of("new_empty", size), target), input), where, requires_grad)
 
 
 @composite("Tensor")
@@ -360,7 +372,7 @@ def new_full(input: Any, size: Any, fill_value: Any, *, dtype: Any = None, devic
     """Return a tensor of shape `size` filled with `fill_value`, with this one's type and device unless given."""
     _, target, where = like("new_full", input, dtype, device)
     made = full_(number("new_full", fill_value), shape_of("new_full", (size,)), target)
-    return finish("new_full", made, where, requires_grad)
+    return finish("new_full", resembling(made, input), where, requires_grad)
 
 
 @composite("Tensor")
