@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tapejax.autograd.backward import run_backward
+from tapejax.autograd.graph import GradientEdge, node_of_edge
 from tapejax.autograd.graph_task import Target, warn_create_graph
 from tapejax.dispatch import CAST
 from tapejax.errors import refuse
 from tapejax.tape.node import VAR, Node
+from tapejax.tape.note import Meta
 from tapejax.tape.op import composite
 from tapejax.tape.record import record
 from tapejax.tensor import Tensor, wrap
@@ -96,12 +98,14 @@ def grad(
     nodes, seed_nodes = _roots(roots, seeds, "grad", is_grads_batched)
     found = run_backward(nodes, seed_nodes, targets, accumulate=False, retain=keep, create=create_graph, batched=is_grads_batched)
     for i, g in enumerate(found):
+        if g is None and materialize_grads and isinstance(wanted[i], GradientEdge):
+            raise refuse(RuntimeError, "grad", "materialize_grads cannot be used when the given input is a GradientEdge → give the tensor itself")
         if g is None and not allow_unused:
             raise refuse(
                 RuntimeError,
                 "grad",
                 f"The differentiated Tensor at index {i} appears to not have been used in the graph. Set allow_unused=True if this is the desired"
-                f" behavior. (Its shape is {tuple(wanted[i].shape)}.)",
+                " behavior.",
             )
         if g is None and materialize_grads:
             found[i] = wanted[i].detach().new_zeros(wanted[i].shape)
@@ -109,7 +113,7 @@ def grad(
 
 
 def _sequence(x: Any) -> tuple[Any, ...]:
-    return (x,) if isinstance(x, Tensor) or x is None or not isinstance(x, (Sequence, tuple, list)) and not hasattr(x, "__iter__") else tuple(x)
+    return (x,) if isinstance(x, (Tensor, GradientEdge)) or x is None or not isinstance(x, (Sequence, tuple, list)) and not hasattr(x, "__iter__") else tuple(x)
 
 
 def _inputs(inputs: Any, name: str) -> Sequence[Any]:
@@ -123,6 +127,9 @@ def _inputs(inputs: Any, name: str) -> Sequence[Any]:
 
 
 def _target(t: Any, name: str) -> Target:
+    if isinstance(t, GradientEdge):
+        node = node_of_edge(t)
+        return Target(node.note, node.note) if node.kind is VAR else Target(node, Meta())  # a value has no `.grad` to put it into
     if not isinstance(t, Tensor):
         raise refuse(RuntimeError, name, f"all inputs have to be Tensors or GradientEdges, but got {type(t).__name__}")
     node = t.node
@@ -146,14 +153,14 @@ def _roots(roots: Sequence[Any], seeds: Sequence[Any], name: str, batched: bool)
         )
     nodes, seed_nodes = [], []
     for i, (root, seed) in enumerate(zip(roots, seeds, strict=True)):
-        if not isinstance(root, Tensor):
-            raise refuse(TypeError, name, f"outputs must be Tensors, not {type(root).__name__}")
-        node = root.node
+        if not isinstance(root, (Tensor, GradientEdge)):
+            raise refuse(TypeError, name, f"outputs must be Tensors or GradientEdges, not {type(root).__name__}")
+        node = node_of_edge(root) if isinstance(root, GradientEdge) else root.node
         if not node.requires_grad:
             raise refuse(
                 RuntimeError,
                 name,
-                f"element {i} of tensors does not require grad and does not have a grad_fn (shape {tuple(root.shape)}) → nothing it was"
+                f"element {i} of tensors does not require grad and does not have a grad_fn (shape {node.aval.shape}) → nothing it was"
                 " computed from has requires_grad=True, or it was computed under no_grad() or from .detach()",
             )
         nodes.append(node)

@@ -239,6 +239,14 @@ class FunctionCtx:
     def register_prehook(self, fn: Callable[..., Any]) -> RemovableHandle:
         return add_hook(note_of(self._first_output()), "pre_hooks", fn)
 
+    def _output(self, index: int) -> Node:
+        cut = self._cut_ref() if self._cut_ref is not None else None
+        ref = None if cut is None else cut.output_refs[index]
+        node = None if ref is None else ref()
+        if node is None:
+            raise refuse(RuntimeError, type(self).__name__, "this output is gone")
+        return node
+
     def _first_output(self) -> Node:
         cut = self._cut_ref() if self._cut_ref is not None else None
         if cut is None or not cut.outputs():

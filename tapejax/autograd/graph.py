@@ -173,10 +173,14 @@ def grad_fn(self: Tensor) -> Any:
 
 
 class GradientEdge(NamedTuple):
-    """A place in the graph where a gradient can be asked for: a node and the number of its output."""
+    """A place in the graph where a gradient can be asked for: a node and the number of its output.
+
+    `ownership_token` keeps what the edge needs alive.
+    """
 
     node: Any
     output_nr: int
+    ownership_token: Any = None
 
 
 def get_gradient_edge(tensor: Tensor) -> GradientEdge:
@@ -184,20 +188,16 @@ def get_gradient_edge(tensor: Tensor) -> GradientEdge:
     node = tensor.node
     if not node.requires_grad:
         raise refuse(RuntimeError, "get_gradient_edge", "It is not possible to get the gradient edge for a Tensor that does not require gradients")
-    edge = GradientEdge(view(node), _output_number(node))
-    _edge_nodes[edge.node] = {**_edge_nodes.get(edge.node, {}), edge.output_nr: node}
-    return edge
-
-
-#: The tape node behind each edge that was handed out: a custom Function's ctx has one per output.
-_edge_nodes: weakref.WeakKeyDictionary[Any, dict[int, tape.Node]] = weakref.WeakKeyDictionary()
+    return GradientEdge(view(node), _output_number(node), node)
 
 
 def node_of_edge(edge: GradientEdge) -> tape.Node:
-    found = _edge_nodes.get(edge.node, {}).get(edge.output_nr)
-    if found is not None:
-        return found
-    return edge.node._node
+    """The tape node behind an edge, also one that the user made from `next_functions`."""
+    if edge.ownership_token is not None:
+        return edge.ownership_token
+    if isinstance(edge.node, Node):
+        return edge.node._node
+    return edge.node._output(edge.output_nr)  # a custom Function's ctx
 
 
 def increment_version(tensor: Any) -> None:

@@ -431,8 +431,8 @@ class GraphTask:
         self.gradient[n] = g
 
     def _passes(self, n: Node) -> bool:
-        """Whether the node itself must run (a captured target need not)."""
-        return self.targets is None or n not in self.wanted_nodes or any(x in self.taking_part for x in self._below(n))
+        """Whether the node itself must run (a captured target of `grad` need not)."""
+        return self.accumulate or self.targets is None or n not in self.wanted_nodes or any(x in self.taking_part for x in self._below(n))
 
     def _call_hooks(self, hooks: dict[int, Any], g: Node) -> Node:
         if self.batch is not None:
@@ -513,11 +513,21 @@ class GraphTask:
                         self._retain(x.note.retained_by, g)
             boundary_gradients: list[Node | None] = list(results[: len(boundary)])
             if len(nodes) == 1:
-                boundary_gradients = self._call_post_hooks(nodes[0], boundary_gradients, self.gradient.get(nodes[0]))
+                boundary_gradients = self._post_hooked(nodes[0], boundary, boundary_gradients)
             for x, g2 in zip(boundary, boundary_gradients, strict=True):
                 if g2 is not None:
                     self.gradient[x] = add(self.gradient.get(x), g2)
             self.executed += runs
+
+    def _post_hooked(self, n: Node, boundary: Iterable[Node], gradients: list[Node | None]) -> list[Node | None]:
+        """What the node's post hooks make of its gradients; they see one per input, None for constants."""
+        if n.note is None or not n.note.post_hooks:
+            return gradients
+        given = dict(zip(boundary, gradients, strict=True))
+        place = {x: i for i, x in reversed(list(enumerate(n.inputs)))}
+        full = [given[x] if x in given and place[x] == i else None for i, x in enumerate(n.inputs)]
+        found = self._call_post_hooks(n, full, self.gradient.get(n))
+        return [found[place[x]] if x in place else g for x, g in given.items()]
 
     def _freed_way(self, n: Node) -> bool:
         """Whether a freed node led to a target: then its backward is needed, and is refused."""

@@ -168,6 +168,8 @@ def check_writable(tensor: Any, name: str, operand_requires_grad: bool) -> None:
     if alias is not None and alias.flags & INFERENCE:
         _check_inference_view(alias, name, tensor.requires_grad or operand_requires_grad)
     requires_grad = tensor.requires_grad
+    if alias is not None and alias.lenses and alias.seen == alias.storage.epoch and _watched(tensor._node):
+        refresh(tensor)  # hooks stay with the view's old value, which the base's new history does not go through
     if alias is not None and alias.flags & NO_GRAD:
         requires_grad = requires_grad or alias.storage.head.requires_grad
     if not (requires_grad or operand_requires_grad):
@@ -203,6 +205,11 @@ def check_writable(tensor: Any, name: str, operand_requires_grad: bool) -> None:
             "a leaf Variable that requires grad is being used in an in-place operation. → write under no_grad() (an update), or into a"
             " .clone() (part of the function).",
         )
+
+
+def _watched(node: Node) -> bool:
+    note = node.note
+    return node.kind is not VAR and note is not None and bool(note.hooks or note.pre_hooks or note.post_hooks)
 
 
 def _check_inference_view(alias: Alias, name: str, requires_grad: bool) -> None:
