@@ -16,5 +16,17 @@ debug: int = _number("TAPEJAX_DEBUG", 0)
 #: TAPEJAX_CACHE_SIZE: how many compiled programs are kept (the least recently used goes first).
 cache_size: int = _number("TAPEJAX_CACHE_SIZE", 1024)
 
+#: TAPEJAX_CACHE_BYTES: how many bytes compiled programs may take together (an estimate where JAX does not say).
+cache_bytes: int = _number("TAPEJAX_CACHE_BYTES", 4 << 30)
+
+#: TAPEJAX_CACHE_DIR: where JAX keeps compiled programs between processes; empty: nowhere, and JAX's settings stay as they are.
+cache_dir: str = os.environ.get("TAPEJAX_CACHE_DIR", "")
+
+#: TAPEJAX_RECOMPILE_LIMIT: how many programs of one kind a line in a loop may compile before it is warned about; 0: never warn.
+recompile_limit: int = _number("TAPEJAX_RECOMPILE_LIMIT", 8)
+
+#: How many shapes and statics are remembered per operation before they are forgotten together.
+kinds_limit: int = 1 << 16
+
 #: After how many further materialisations a value that is still pending is computed along with the next program.
 patience: int = 16

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from sys import getrefcount
 from typing import Any
@@ -11,15 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tapejax import config
 from tapejax.engine import derive
-from tapejax.engine.cache import CACHE, Executable, announce
-from tapejax.engine.replay import Entry
+from tapejax.engine.cache import BEFORE_COMPILE, CACHE, Executable, first_call
+from tapejax.engine.replay import Entry, Row, unpacked
 from tapejax.errors import CompileError, OutOfMemoryError
 from tapejax.tape import aval as avals
 from tapejax.tape.aval import Aval
 from tapejax.tape.node import SCALAR, Node
-from tapejax.tape.program import Linear, Program, text
+from tapejax.tape.program import Linear, Program
 
 _x64 = jax.enable_x64
 _NO_INTS = np.zeros(0, np.int64)
@@ -37,7 +35,10 @@ def run(linear: Linear, request: Any, donatable: Sequence[int] = ()) -> tuple[An
         aval = x.aval
         input_avals.append(aval)
         if x.kind is not SCALAR:
-            arrays.append(x.value)
+            value = x.value
+            if value.__class__ is Row:
+                value = x.value = value.read()
+            arrays.append(value)
         elif aval is avals.WEAK_FLOAT:
             floats.append(x.value)
         elif aval is avals.WEAK_COMPLEX:
@@ -49,6 +50,12 @@ def run(linear: Linear, request: Any, donatable: Sequence[int] = ()) -> tuple[An
     found = CACHE.get(key)
     if found is None:
         found = _build(key, Program(linear.key, tuple(input_avals)), request, donate)
+        for look in BEFORE_COMPILE:
+            look(found, linear)
+        found = CACHE.put(found)
+        call = first_call(found, linear)
+    else:
+        call = found.call
     if donate:
         given = [arrays[i] for i in donate]
         chosen = set(donate)
@@ -58,18 +65,21 @@ def run(linear: Linear, request: Any, donatable: Sequence[int] = ()) -> tuple[An
     CACHE.launches += 1
     with _x64(True):
         try:
-            return (
-                found.call(
-                    given,
-                    arrays,
-                    np.array(floats, np.float64) if floats else _NO_FLOATS,
-                    np.array(ints, np.int64) if ints else _NO_INTS,
-                    complexes,
-                ),
-                found,
+            result = call(
+                given,
+                arrays,
+                np.array(floats, np.float64) if floats else _NO_FLOATS,
+                np.array(ints, np.int64) if ints else _NO_INTS,
+                complexes,
             )
         except jax.errors.JaxRuntimeError as e:
             raise _translate(e, linear) from None
+    layout = found.facts["layout"]
+    if layout is None:
+        return result, found
+    if request[0] == "values":
+        return unpacked(result, layout), found
+    return (unpacked(result[0], layout), *result[1:]), found
 
 
 def donatable(linear: Linear, protected: set[Node], results: Iterable[Aval]) -> list[int]:
@@ -153,30 +163,12 @@ def _build(key: Any, program: Program, request: Any, donate: tuple[int, ...]) ->
                 inputs.append(next(given_at) if position in chosen else next(kept_at))
                 position += 1
         if mode == "values":
-            return derive.values(program, outputs, inputs)
+            return derive.values(program, outputs, inputs, facts)
         if mode == "pull":
-            return derive.values_and_pull(program, outputs, rest[0], inputs)
+            return derive.values_and_pull(program, outputs, rest[0], inputs, facts)
         return derive.values_with_residuals(program, outputs, *rest, inputs, facts)
 
-    made = Executable(key, jax.jit(call, donate_argnums=(0,)), facts)
-    if config.debug:
-        _announce_first_call(made, program, outputs)
-    return CACHE.put(made)
-
-
-def _announce_first_call(made: Executable, program: Program, outputs: Sequence[int]) -> None:
-    jitted = made.call
-
-    def first(*args: Any) -> Any:
-        started = time.perf_counter()
-        result = jitted(*args)
-        announce(f"{program!r}", started)
-        if config.debug > 1:
-            print(text(program, outputs))
-        made.call = jitted
-        return result
-
-    made.call = first
+    return Executable(key, jax.jit(call, donate_argnums=(0,)), facts, program, request, donate)
 
 
 def _translate(error: Exception, linear: Linear) -> Exception:
