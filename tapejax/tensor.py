@@ -12,6 +12,7 @@ import numpy as np
 from tapejax import devices
 from tapejax import display, dtypes
 from tapejax.engine.materialise import force
+from tapejax.engine.replay import Row
 from tapejax.errors import refuse
 from tapejax.storage.view import alias_of, detach_value, detached, refresh
 from tapejax.tape import modes
@@ -348,7 +349,10 @@ class Tensor(TensorMethods):
         node = self.node
         if node.value is None:
             force([node])
-        return node.value
+        value = node.value
+        if value.__class__ is Row:
+            value = node.value = value.read()
+        return value
 
     def __jax_array__(self) -> jax.Array:
         return self.array()

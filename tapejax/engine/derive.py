@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tapejax.engine.replay import replay
+from tapejax.engine.replay import Replay, replay
 from tapejax.tape.aval import Aval
 from tapejax.tape.program import Program
 
@@ -61,17 +61,19 @@ def _result_aval(program: Program, s: int) -> Aval:
     return kind.aval
 
 
-def values(program: Program, outputs: Sequence[int], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    at = replay(program, inputs, None, outputs)
-    return tuple(at(s) for s in outputs)
+def values(program: Program, outputs: Sequence[int], inputs: Sequence[Any], found: dict[str, Any]) -> tuple[Any, ...]:
+    """Values of `outputs`, packed: `found["layout"]` says how (see `Replay.packed`)."""
+    keep, found["layout"] = Replay(program, inputs, {}, outputs).packed(outputs)
+    return keep
 
 
-def values_and_pull(program: Program, outputs: Sequence[int], pull: Pull, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """`(values of outputs, gradients)` from one forward: the everyday backward."""
+def values_and_pull(program: Program, outputs: Sequence[int], pull: Pull, inputs: Sequence[Any], found: dict[str, Any]) -> tuple[Any, ...]:
+    """`(values of outputs, packed, gradients)` from one forward: the everyday backward."""
 
     def run(probes: dict[int, Any]) -> Any:
-        at = replay(program, inputs, probes, {*outputs, *pull.roots, *pull.into, *pull.seeds} - {None})
-        keep = tuple(at(s) for s in outputs)
+        done = Replay(program, inputs, probes, {s for s in (*outputs, *pull.roots, *pull.into, *pull.seeds) if s is not None})
+        at = done.value
+        keep, found["layout"] = done.packed(outputs)
         adds = tuple(None if s is None else at(s) for s in pull.into)
         seeds = tuple(None if s is None else at(s) for s in pull.seeds)
         return tuple(at(s) for s in pull.roots), (keep, adds, seeds)
@@ -143,19 +145,21 @@ def _inputs_of_outputs(jaxpr: Any) -> list[set[int]]:
 def values_with_residuals(
     program: Program, outputs: Sequence[int], roots: tuple[int, ...], wanted: tuple[int, ...], inputs: Sequence[Any], found: dict[str, Any]
 ) -> tuple[Any, ...]:
-    """`(values, residuals)`; what rebuilds the pullback from residuals is left in `found` while tracing.
+    """`(values, packed, residuals)`; what rebuilds the pullback from residuals is left in `found` while tracing.
 
     A residual that is an input or one of the values is not returned again (XLA would copy it): `found["where"]` says where it is.
     """
 
     def run(probes: dict[int, Any]) -> Any:
-        at = replay(program, inputs, probes, {*roots, *outputs})
-        return tuple(at(s) for s in roots), tuple(at(s) for s in outputs)
+        done = Replay(program, inputs, probes, {*roots, *outputs})
+        keep, found["layout"] = done.packed(outputs)
+        return tuple(done.value(s) for s in roots), keep
 
     _, pullback, keep = jax.vjp(run, probes_for(program, wanted), has_aux=True)
     flat, tree = jax.tree.flatten(pullback)
     place = {id(x): ("input", i) for i, x in enumerate(inputs)}
-    place.update((id(x), ("output", i)) for i, x in enumerate(keep))
+    layout = found["layout"] or [(i, None) for i in range(len(keep))]
+    place.update((id(keep[k]), ("output", i)) for i, (k, row) in enumerate(layout) if row is None)
     made: list[Any] = []
     where: list[tuple[str, int]] = []
     for x in flat:

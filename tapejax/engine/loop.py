@@ -187,6 +187,9 @@ class Loop:
         """(position in the body, round) of a slot of this loop."""
         return (slot - self.start) % self.period, (slot - self.start) // self.period
 
+    def slot(self, position: int, r: int) -> int:
+        return self.start + r * self.period + position
+
     def reads(self) -> set[int]:
         """The slots outside that the loop reads."""
         found: set[int] = set().union(*self.columns)

@@ -35,6 +35,9 @@ class Block:
         self.residuals = residuals
 
 
+MANY = 64  # values with gradients of their own for which a forward keeps residuals; beyond, its backward runs it again
+
+
 def force(nodes: Sequence[Node], keep_residuals: bool = True) -> None:
     """Compute every node in `nodes` (and the live values on the way) in one program."""
     todo = [n for n in nodes if n.value is None]
@@ -57,7 +60,7 @@ def _force(todo: list[Node], also: list[Node], keep_residuals: bool) -> None:
     linear = Linear(order)
     held = outputs_of(linear, todo)
     tracked = [i for i in held if order[i].requires_grad and order[i].aval.__class__ is not tuple]  # single outputs have gradients
-    region = grad_region([order[i] for i in tracked]) if tracked and keep_residuals else None
+    region = grad_region([order[i] for i in tracked]) if 0 < len(tracked) <= MANY and keep_residuals else None  # many: every state of a loop
     if region is not None:
         _force_with_residuals(linear, held, tracked, *region)
     else:

@@ -51,6 +51,25 @@ class Entry:
         return x != 0 if self.truth else x
 
 
+class Row:
+    """One row of a stacked array: the value of a node in a loop, not taken out until somebody wants it."""
+
+    __slots__ = ("index", "stack")
+
+    def __init__(self, stack: Any, index: int) -> None:
+        self.stack = stack
+        self.index = index
+
+    def read(self) -> Any:
+        with jax.enable_x64(True):
+            return jax.tree.map(lambda x: x[self.index], self.stack)
+
+
+def unpacked(arrays: Sequence[Any], layout: Sequence[tuple[int, int | None]]) -> tuple[Any, ...]:
+    """Outputs from what `Replay.packed` returned."""
+    return tuple(arrays[k] if r is None else Row(arrays[k], r) for k, r in layout)
+
+
 def replay(
     program: Program, inputs: Sequence[Any], probes: Mapping[int, Any] | None = None, needed: Iterable[int] | None = None
 ) -> Callable[[int], Any]:
@@ -104,6 +123,30 @@ class Replay:
             if i in self.probes:
                 value = tap(value, self.probes[i])
             results[i] = value
+
+    def packed(self, slots: Sequence[int]) -> tuple[tuple[Any, ...], tuple[tuple[int, int | None], ...] | None]:
+        """The values of `slots`, those that lie in one stack as that stack; the layout says where each is (None: in order)."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        if len(slots) >= MANY and self.loops:
+            for s in slots:
+                n = self._loop_at(s) if s >= 0 else None
+                if n is not None:
+                    position, r = self.loops[n].place(s)
+                    if self.done[n].has_all(position):
+                        groups.setdefault((n, position), []).append(r)
+        groups = {k: v for k, v in groups.items() if len(v) >= MANY}
+        if not groups:
+            return tuple(self.value(s) for s in slots), None
+        arrays: list[Any] = [self.done[n].take(position, rounds) for (n, position), rounds in groups.items()]
+        where = {self.loops[n].slot(position, r): (k, i) for k, ((n, position), rounds) in enumerate(groups.items()) for i, r in enumerate(rounds)}
+        layout: list[tuple[int, int | None]] = []
+        for s in slots:
+            if s in where:
+                layout.append(where[s])
+            else:
+                layout.append((len(arrays), None))
+                arrays.append(self.value(s))
+        return tuple(arrays), tuple(layout)
 
     # -- values ---------------------------------------------------------------------------------------------------
 
