@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -283,17 +284,27 @@ class GraphTask:
             _running.tasks.pop()
             modes.MODE.set(before)
         results = [] if self.targets is None else [self.captured.get(t.key) for t in self.targets]
+        frees = not (self.retain or modes.tracing())
+        executed = [weakref.ref(n) for n in self.executed] if frees else []
+        if frees:
+            self.freed_run = FreedRun.of_nodes({**dict.fromkeys(self.executed, ()), **self.below})
+        self._forget()
         if not lazy:
             live = [g for g in results if g is not None]
             live += [n for n in self._deposited if n.value is None]
             force([*live, *(r for r in self.roots if r.kind is not VAR)])
-        if not (self.retain or modes.tracing()):
+        if frees:
             if self.create:  # what the gradients still wait for is about to be forgotten
                 force([g for g in (*results, *self._deposited) if g is not None])
-            self.freed_run = FreedRun.of_nodes({**dict.fromkeys(self.executed, ()), **self.below})
-            for n in self.executed:
-                free(n, self.freed_run)
+            for n in executed:
+                if (alive := n()) is not None:
+                    free(alive, self.freed_run)
         return [None if g is None else wrap(g) for g in results]
+
+    def _forget(self) -> None:
+        """Let go of the graph: a value that only this object holds need not be an output of the program."""
+        self.gradient, self.captured, self.level, self.below, self.given = {}, {}, {}, {}, ()
+        self.executed, self.order, self.taking_part = [], [], set()
 
     def reaches(self, node: Node) -> bool:
         """Whether this backward brings a gradient to `node`."""
@@ -642,7 +653,8 @@ class GraphTask:
                 self._accumulate(meta, g)
         if self.accumulate:
             for key in self.wanted_nodes:
-                if key in self.captured:
+                kept = key.note is not None and key.note.retained_by is self.sink_of[key]  # retain_grad put it there
+                if key in self.captured and not kept:
                     self._store(self.sink_of[key], self.captured[key])
 
     def _accumulate(self, meta: Meta, g: Node) -> None:
