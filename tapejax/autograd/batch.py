@@ -235,12 +235,21 @@ class Trace:
             elif self.randomness == "different" and any(n.inputs[c].seq > start for _, c in draws_of_node(n)):
                 known[n] = True
             else:
-                inputs = n.inputs or ()
-                unknown = [x for x in inputs if x not in known]
-                if unknown:
-                    stack += unknown
+                found = False
+                ready = True
+                for x in n.inputs or ():
+                    here = known.get(x)
+                    if here is None:
+                        if x.seq <= start:
+                            known[x] = False
+                        else:
+                            stack.append(x)
+                            ready = False
+                    elif here:
+                        found = True
+                if not ready:
                     continue
-                known[n] = any(known[x] for x in inputs)
+                known[n] = found
             stack.pop()
         return known[node]
 
@@ -255,15 +264,18 @@ class Trace:
 
     def _record(self, mapped: list[tuple[Node, int]], chunk: int | None) -> list[Node]:
         part: dict[Node, bool] = {}
+        known, behind = self._varies, self.behind
         stack = [o for o, _ in mapped]
         while stack:
             n = stack.pop()
             if n not in part:
                 part[n] = True
-                if n not in self.behind:
-                    stack += [x for x in n.inputs if self.varies(x)]
+                if n not in behind:
+                    for x in n.inputs:
+                        if x not in part and (known[x] if x in known else self.varies(x)):
+                            stack.append(x)
         order = in_order(part)
-        region = {n for n in order if n.requires_grad or not any(x.requires_grad for x in n.inputs)}
+        region = {n for n in order if n.requires_grad or not any([x.requires_grad for x in n.inputs])}
         linear = Linear(order, region)
         slots = tuple([linear.slot_of(o) for o, _ in mapped])
         inputs: list[Node] = []

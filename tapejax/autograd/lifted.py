@@ -34,13 +34,20 @@ class Lifted(Note):
     __slots__ = ("level",)
 
 
-def lower(node: Node, start: int) -> Node:
-    """`node` as it is seen outside the levels that are over; what was recorded before `start` is outside anyway."""
-    return node if not node.requires_grad or seen(node, start) else record(lowered, (1,), (), (node,))
+def lower(node: Node, start: int, hidden: set[Node] | None = None) -> Node:
+    """`node` as it is seen outside the levels that are over; what was recorded before `start` is outside anyway.
+
+    `hidden` remembers, between calls, what depends on such levels alone.
+    """
+    return node if not node.requires_grad or seen(node, start, hidden) else record(lowered, (1,), (), (node,))
 
 
-def seen(node: Node, start: int) -> bool:
+def seen(node: Node, start: int, hidden: set[Node] | None = None) -> bool:
     """Whether the value depends on anything that requires grad for other reasons than a level that is over."""
+    if hidden is None:
+        hidden = set()
+    if node in hidden:
+        return False
     running = modes.TRANSFORMS.get()
     known = {node}
     stack = [node]
@@ -49,13 +56,18 @@ def seen(node: Node, start: int) -> bool:
         if n.kind is VAR or n.seq < start:
             return True
         note = n.note
-        if type(note) is Lifted and note.level in running:
+        is_input = note.__class__ is Lifted
+        if is_input and note.level in running:
             return True
-        onward = [x for x in _edges_or_none(n) if x is not None and x.requires_grad]
-        if not onward and type(note) is not Lifted:
+        inputs = n.inputs if note is None or is_input else _edges_or_none(n)
+        root = not is_input
+        for x in inputs or ():
+            if x is not None and x.requires_grad:
+                root = False
+                if x not in known and x not in hidden:
+                    known.add(x)
+                    stack.append(x)
+        if root:
             return True  # it requires grad by itself, or its graph was freed
-        for x in onward:
-            if x not in known:
-                known.add(x)
-                stack.append(x)
+    hidden |= known
     return False

@@ -15,7 +15,6 @@ from tapejax.autograd.batch import running
 from tapejax.autograd.graph_task import Target
 from tapejax.autograd.lifted import Lifted, lifted, lower, lowered
 from tapejax.errors import refuse
-from tapejax.storage.cell import Alias, Storage
 from tapejax.tape import modes
 from tapejax.tape.node import NEVER, Node
 from tapejax.tape.note import Meta
@@ -31,6 +30,7 @@ class GradLevel:
     def __init__(self) -> None:
         self.inputs: list[Node] = []
         self.start = 0
+        self._hidden: set[Node] = set()
 
     def before_draw(self) -> None:
         pass
@@ -52,9 +52,7 @@ class GradLevel:
         note.level = self
         self.start = self.start or made.seq
         self.inputs.append(made)
-        tensor = wrap(made)
-        tensor._alias = Alias(Storage(made, None))
-        return tensor
+        return wrap(made)
 
     def run(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call `function` recording for this level, whatever mode is outside."""
@@ -77,7 +75,7 @@ class GradLevel:
     def lower(self, node: Node) -> Node:
         """`node` as the outside sees it."""
         if not node.requires_grad or modes.grad_enabled():
-            return lower(node, self.start)
+            return lower(node, self.start, self._hidden)
         return record(lowered, (1,), (), (node,))
 
     def lower_tensor(self, tensor: Tensor) -> Tensor:

@@ -60,9 +60,13 @@ def flatten(tree: Any) -> tuple[list[Any], Spec]:
     leaves: list[Any] = []
     specs = []
     for child in children:
-        below, spec = flatten(child)
-        leaves += below
-        specs.append(spec)
+        if isinstance(child, (tuple, list, dict)):
+            below, spec = flatten(child)
+            leaves += below
+            specs.append(spec)
+        else:
+            leaves.append(child)
+            specs.append(LEAF)
     return leaves, Spec(kind, keys, tuple(specs))
 
 
