@@ -286,7 +286,18 @@ class Function(metaclass=_FunctionMeta):
     generate_vmap_rule = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise refuse(RuntimeError, type(self).__name__, "Legacy autograd function with non-static forward method is deprecated → use static methods and .apply()")
+        warnings.warn(
+            f"{type(self)} should not be instantiated. Methods on autograd functions are all static, so you should invoke them on the class itself.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise refuse(
+            RuntimeError,
+            type(self).__name__,
+            "Legacy autograd function with non-static forward method is deprecated. → static methods, and .apply() on the class",
+        )
 
     @staticmethod
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -360,7 +371,7 @@ def _wrap_outputs(
     for d in ctx._dirty:
         if not any(d is i for i in inputs):
             warnings.warn(
-                f"{name}: a Tensor was passed to mark_dirty that is not an input to forward. This has no effect.", UserWarning, stacklevel=4
+                f"{name}: ctx.mark_dirty() received a tensor that was not an input. Only input Tensors that have been mutated should be passed to ctx.mark_dirty().", UserWarning, stacklevel=4
             )
         elif not any(d is o for o in outputs):
             raise refuse(RuntimeError, name, "Some elements marked as dirty during the forward method were not returned as output. The inputs that are modified inplace must all be outputs of the Function.")
@@ -368,22 +379,23 @@ def _wrap_outputs(
         for d in ctx._dirty:
             if any(d is i for i in inputs):
                 if d._alias is not None and d._alias.lenses and len(outputs) > 1 and d.requires_grad:
-                    raise refuse(RuntimeError, name, "If your Function modifies inplace an input that is a view of another Tensor, it cannot return more than one Tensor.")
+                    raise refuse(RuntimeError, name, "If your Function modifies inplace an input that is a view of another Tensor, your Function cannot return more than one Tensor. → clone() the input first")
                 check_writable(d, name, True)
     cut = Cut(name, ctx, edges)
     ctx._cut_ref = weakref.ref(cut)
     made: list[Any] = []
-    produced: dict[int, Tensor] = {}
     for o in outputs:
         if not isinstance(o, Tensor):
             made.append(o)
             cut.output_refs.append(None)
             cut.avals.append(None)
             continue
-        if id(o) in produced:
-            made.append(produced[id(o)])
-            cut.output_refs.append(None)
-            cut.avals.append(None)
+        if any(o is before for before in outputs[: len(made)]):
+            first = next(i for i, before in enumerate(outputs) if before is o)
+            made.append(made[first])
+            cut.output_refs.append(cut.output_refs[first])  # its gradient arrives at the last place
+            cut.output_refs[first] = None
+            cut.avals.append(cut.avals[first])
             continue
         dirty = any(o is d for d in ctx._dirty)
         is_input = any(o is i for i in inputs)
@@ -424,13 +436,14 @@ def _wrap_outputs(
                 result = o
                 cut.output_refs.append(None)
         cut.avals.append(value.aval)
-        produced[id(o)] = result
         made.append(result)
     if needs:
         _save(ctx, outputs, made)
+        ctx._to_save = (None,) * len(ctx._to_save)  # an output among them would keep itself alive
     elif ctx._to_save:
         ctx._saved = None
         ctx._cut_ref = None
+    ctx._dirty = ctx._non_differentiable = ()
     return tuple(made)
 
 
@@ -480,7 +493,7 @@ def _save(ctx: FunctionCtx, outputs: tuple[Any, ...], made: Sequence[Any]) -> No
                 "Inference tensors cannot be saved for backward. To work around this, you can make a clone to get a normal tensor and use it"
                 " in autograd, or use no_grad() instead of inference_mode().",
             )
-        index = next((i for i, o in enumerate(outputs) if o is t and made[i] is not None and _is_new(made[i], t)), None) if t is not None else None
+        index = next((i for i, o in reversed(list(enumerate(outputs))) if o is t and made[i] is not None and _is_new(made[i], t)), None) if t is not None else None
         s = _Saved(t if index is None else made[index], index)
         saved.append(s)
     ctx._saved = saved
