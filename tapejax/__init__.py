@@ -34,7 +34,7 @@ for _dtype in dtypes.ALL:
     for _name in (_dtype.name, *_dtype.aliases):
         globals()[_name] = _dtype
 
-from tapejax import func, nn, optim, testing  # noqa: E402
+from tapejax import debug, func, interop, nn, optim, testing  # noqa: E402
 from tapejax.func import vmap  # noqa: E402
 from tapejax.serialization import load, save  # noqa: E402
 
