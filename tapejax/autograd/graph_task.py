@@ -222,6 +222,19 @@ def _has_python(node: Node) -> bool:
     return node.kind is not VAR and note is not None and bool(note.hooks or note.pre_hooks or note.post_hooks or note.cut)
 
 
+def frame_of(node: Node) -> Any:
+    """The checkpointed call that recorded `node`, if its values are to be computed again."""
+    note = node.note
+    return getattr(note.saved, "frame", None) if note is not None and node.kind is not VAR and note.saved is not None else None
+
+
+def _by_frame(nodes: list[Node]) -> Iterable[list[Node]]:
+    groups: dict[Any, list[Node]] = {}
+    for n in nodes:
+        groups.setdefault(frame_of(n), []).append(n)
+    return groups.values()
+
+
 _next_number = itertools.count(1).__next__
 
 
@@ -261,6 +274,8 @@ class GraphTask:
         self.captured: dict[Any, Node] = {}  # target key -> gradient
         self.level: dict[Node, int] = {}
         self.executed: list[Node] = []
+        self.recomputed: dict[Any, Any] = {}  # checkpoint frame -> what stands in for its nodes: autograd/recompute.py
+        self.tie: Node | None = None  # a gradient that a recomputation waits for
         self.given = seeds
         self.number = _next_number()
         self.wanted_nodes = {t.key for t in targets if isinstance(t.key, Node)} if targets is not None else set()
@@ -304,7 +319,7 @@ class GraphTask:
     def _forget(self) -> None:
         """Let go of the graph: a value that only this object holds need not be an output of the program."""
         self.gradient, self.captured, self.level, self.below, self.given = {}, {}, {}, {}, ()
-        self.executed, self.order, self.taking_part = [], [], set()
+        self.executed, self.order, self.taking_part, self.recomputed, self.tie = [], [], set(), {}, None
 
     def reaches(self, node: Node) -> bool:
         """Whether this backward brings a gradient to `node`."""
@@ -360,7 +375,7 @@ class GraphTask:
             alone = self._alone(n)
             for x in reached[n]:
                 if x in level:
-                    own = max(own, level[x] + (1 if alone or self._alone(x) or _has_python(x) or x.kind is VAR or self._read(x) else 0))
+                    own = max(own, level[x] + (1 if alone or self._alone(x) or _has_python(x) or x.kind is VAR or self._read(x) or frame_of(n) is not frame_of(x) else 0))
             level[n] = own
         self.order = order
 
@@ -420,8 +435,8 @@ class GraphTask:
                     self._piece([n])
                 else:
                     plain.append(n)
-            if plain:
-                self._piece(plain)
+            for piece in _by_frame(plain):
+                self._piece(piece)
 
     def _arrived(self, n: Node) -> None:
         """The gradient of a cut is complete: tensor hooks, then retain_grad, then capture, then the node's prehooks."""
@@ -555,7 +570,12 @@ class GraphTask:
         root_slots = tuple(linear.slot_of(r) for r in roots)
         wanted_slots = tuple(linear.slot_of(w) for w in wanted)
         seeds = [self.gradient[r] for r in roots]
-        return self.pull_program(linear.program(), root_slots, wanted_slots, linear.inputs, seeds, [w.aval for w in wanted])
+        inputs: Sequence[Node] = linear.inputs
+        frame = frame_of(order[0]) if order else None
+        if frame is not None and any(n.kind.saves for n in order):
+            self.tie = seeds[0]
+            inputs = frame.stand_ins(self, inputs)
+        return self.pull_program(linear.program(), root_slots, wanted_slots, inputs, seeds, [w.aval for w in wanted])
 
     def pull_program(
         self, program: Program, roots: tuple[int, ...], wanted: tuple[int, ...], inputs: Sequence[Node], seeds: Sequence[Node], results: list[Aval]

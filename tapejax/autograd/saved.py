@@ -135,6 +135,22 @@ def _order(name: str) -> tuple[bool, str]:
     return name == "result", "self" if name == "input" else name
 
 
+def saved_nodes(node: Node) -> list[Node]:
+    """The values that an op saves, one entry per saved tensor; a result stands for itself."""
+    found: list[Node] = []
+    kind = node.kind
+    for name in sorted(saves_of(node), key=_order):
+        if name in kind.operands:
+            found += [x for n, x in zip(kind.operands, node.inputs, strict=True) if n == name and x.kind is not SCALAR]
+        elif name == "result" and kind.avals is None:
+            found.append(node)
+        elif kind.avals is not None:
+            fields = kind.op.returns or range(len(kind.avals))
+            with _unwatched():
+                found += [pick(node, i) for i, field in enumerate(fields) if name in ("result", field)]
+    return found
+
+
 def _twin(node: Node) -> Node:
     """The same value as another node: keeping it makes no cycle through `node`."""
     return Node(node.kind, node.inputs, node.aval, False, node.oldest)
@@ -364,6 +380,8 @@ class _Leave:
                 "Trying to backward outside of the 'allow_mutation_on_saved_tensors' context in which the graph was originally recorded."
             )
 
+    accessed = check
+
 
 class _LeaveFor:
     """A tensor that a custom Function saved inside the context."""
@@ -423,6 +441,8 @@ def saved_of(node: Node, name: str) -> Any:
     note = node.note
     keeper = note.saved if note is not None and node.kind is not VAR else None
     if not isinstance(keeper, SavedCut):
+        if keeper is not None:
+            keeper.accessed()
         return NotImplemented
     if keeper.freed:
         raise freed_error(node)
