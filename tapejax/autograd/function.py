@@ -48,6 +48,7 @@ class Cut:
     """The Python backward behind a Function's outputs."""
 
     __slots__ = ("__weakref__", "avals", "ctx", "edges", "freed", "name", "needed", "output_refs")
+    takes_undefined = True
 
     def __init__(self, name: str, ctx: Any, edges: tuple[Node | None, ...]) -> None:
         self.name = name

@@ -424,7 +424,8 @@ class GraphTask:
                 note = n.note
                 block = self._block(n)
                 if note is not None and note.cut is not None:
-                    if n in self.gradient and not any(note.cut is d for d in done):
+                    # torch runs a Function that is reached even where the gradient that reaches it is undefined
+                    if (n in self.gradient or note.cut.takes_undefined) and not any(note.cut is d for d in done):
                         done.append(note.cut)
                         self._function(n)
                 elif block is not None:
@@ -651,7 +652,7 @@ class GraphTask:
         if not below:
             return
         results = cut.run(self.gradient, self.batch)
-        results = self._call_post_hooks(n, results, self.gradient[n])
+        results = self._call_post_hooks(n, results, self.gradient.get(n))
         for x, g in zip(cut.edges, results, strict=True):
             if x is not None and g is not None and x in self.taking_part:
                 self.gradient[x] = add(self.gradient.get(x), g)

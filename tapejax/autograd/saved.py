@@ -160,6 +160,7 @@ class SavedCut:
     """The backward of a node whose saved values are packed. A cut, as a custom Function's (see `autograd/function.py`)."""
 
     __slots__ = ("__weakref__", "batched", "ctx", "edges", "freed", "name", "operands", "output_refs", "packed")
+    takes_undefined = False
 
     def __init__(self, node: Node) -> None:
         self.name = grad_fn_name(node)
