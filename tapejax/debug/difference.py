@@ -75,7 +75,7 @@ def _overlap(a: Counter[str], b: Counter[str]) -> float:
 
 def difference(new: Executable, old: Executable, place: Callable[[int], str]) -> Difference:
     """The first thing in which two programs differ."""
-    if new.program == old.program:
+    if new.program.key == old.program.key and all(a is b for a, b in zip(new.program.inputs, old.program.inputs, strict=False)):
         return _of_requests(new, old, place)
     return _of_rounds(new, old) or _of_instructions(new.program, old, place) or _of_inputs(new.program, old)
 
