@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from . import check, info
+from . import check, info, show
 from .errors import Unusable
 
 app = typer.Typer(
@@ -15,11 +15,12 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="torch's autograd on JAX: check gradients, look at the installation.",
+    help="torch's autograd on JAX: check gradients, show programs, look at the installation.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("check")(check.check)
 app.command("info")(info.info)
+app.command("show")(show.show)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -37,7 +37,7 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="print as JSON")] 
         ("dtypes", " ".join(facts["dtypes"])),
         ("default dtype", facts["default_dtype"]),
         ("program cache", "{programs} of {limit} programs, {compiled} compiled, {launches} launches".format(**facts["cache"])),
-        ("XLA disk cache", facts["disk_cache"] or "off (set JAX_COMPILATION_CACHE_DIR to keep programs between runs)"),
+        ("XLA disk cache", facts["disk_cache"] or "off (set TAPEJAX_CACHE_DIR to keep programs between runs)"),
     ):
         table.add_row(name, Text(value))
     put(table, console())

@@ -85,13 +85,13 @@ class _Box:
         lanes = 14.0 * len(self.backs) + (8.0 if self.backs else 0.0)
         self.inner_right = right - left + margin
         self.width = max(right - left + 2 * margin + lanes, len(self.title) * _CHAR + 2 * _PAD)
-        y = margin + (_ROW + 4.0 if self.title else 0.0)
+        y = margin + (6.0 if self.title else 0.0)
         for row in layers:
             for v in row:
                 v.x += margin - left
                 v.y = y
             y += max((v.height for v in row), default=0.0) + _GAP_Y
-        self.height = y - _GAP_Y + margin
+        self.height = y - _GAP_Y + margin + (_ROW if self.title else 0.0)
         for (_, b, port), chain in chains:
             start, *middle = chain[:-1]
             points = [(start.x, start.y + start.height)]
@@ -131,18 +131,21 @@ class _Box:
         return layers, chains
 
     def _order(self, layers: list[list[_Vertex]], chains: list[Any]) -> None:
-        up: dict[_Vertex, list[_Vertex]] = {}
-        down: dict[_Vertex, list[_Vertex]] = {}
-        for _, chain in chains:
+        up: dict[_Vertex, list[tuple[_Vertex, float]]] = {}  # neighbours, and where beside their middle the edge ends
+        down: dict[_Vertex, list[tuple[_Vertex, float]]] = {}
+        for (_, _, port), chain in chains:
             for a, b in zip(chain, chain[1:], strict=False):
-                down.setdefault(a, []).append(b)
-                up.setdefault(b, []).append(a)
+                beside = 0.0
+                if b is chain[-1] and port is not None and b.inner is not None:
+                    beside = b.inner.point(port)[0] - b.width / 2
+                down.setdefault(a, []).append((b, beside))
+                up.setdefault(b, []).append((a, -beside))
         for row in layers:
             self._spread(row)
         for sweep in range(8):
             for row in layers if sweep % 2 == 0 else reversed(layers):
                 near = up if sweep % 2 == 0 else down
-                row.sort(key=lambda v: sum(w.x for w in near[v]) / len(near[v]) if v in near else v.x)
+                row.sort(key=lambda v: _mean(near[v]) if v in near else v.x)
                 self._spread(row)
         self.up, self.down = up, down
 
@@ -161,7 +164,7 @@ class _Box:
                 wish = []
                 for v in row:
                     near = (self.up if sweep % 2 == 0 else self.down).get(v) or (self.down if sweep % 2 == 0 else self.up).get(v, [])
-                    wish.append(sum(w.x for w in near) / len(near) if near else v.x)
+                    wish.append(_mean(near) if near else v.x)
                 right, left = list(wish), list(wish)
                 for i in range(1, len(row)):
                     right[i] = max(right[i], right[i - 1] + (row[i - 1].width + row[i].width) / 2 + _GAP_X)
@@ -175,7 +178,7 @@ class _Box:
     def draw(self, x: float, y: float, out: list[str]) -> None:
         if self.title:
             out.append(f'<rect class="loop" x="{x:.1f}" y="{y:.1f}" width="{self.width:.1f}" height="{self.height:.1f}" rx="10"/>')
-            out.append(f'<text x="{x + _PAD:.1f}" y="{y + _ROW + 2:.1f}">{escape(self.title)}</text>')
+            out.append(f'<text x="{x + _PAD:.1f}" y="{y + self.height - _PAD:.1f}">{escape(self.title)}</text>')
         for path in self.paths:
             out.append(f'<path class="edge" d="{_curve([(x + a, y + b) for a, b in path])}" marker-end="url(#arrow)"/>')
         for n, (a, b) in enumerate(self.backs):
@@ -201,6 +204,10 @@ class _Box:
         bx, by = x + b.x, y + b.y
         low, high = ay + 9 + 3 * n, by - 9 - 3 * n
         return f"M{ax:.1f},{ay:.1f} V{low:.1f} H{lane:.1f} V{high:.1f} H{bx:.1f} V{by:.1f}"
+
+
+def _mean(near: Sequence[tuple[_Vertex, float]]) -> float:
+    return sum(w.x + beside for w, beside in near) / len(near)
 
 
 def _curve(points: list[tuple[float, float]]) -> str:

@@ -9,6 +9,9 @@ from tapejax.debug.outline import Block, Outline, outline
 from tapejax.tape.program import Program
 
 
+_MANY = 12  # operands written out
+
+
 def program_text(program: Program, outputs: Sequence[int] = (), line: Callable[[int], str] = lambda i: "") -> str:
     """`%3: float32[4,8] = tanh(%2)` per operation; inputs are `%a0, %a1, …` (`*` marks a Python number).
 
@@ -33,7 +36,10 @@ def _items(items: Iterable[Any], indent: str) -> Iterator[str]:
                 yield f"{indent}  {title}"
                 yield from _items(inner, indent + "    ")
         else:
-            arguments = ", ".join([*(o.text for o in x.operands), *([x.statics] if x.statics else ())])
+            names = [o.text for o in x.operands]
+            if len(names) > _MANY:
+                names = [*names[:3], f"… {names[-1]} ({len(names)} values)"]
+            arguments = ", ".join([*names, *([x.statics] if x.statics else ())])
             result = f": {x.result}" if x.result else ""
             note = f"  # {x.note}" if x.note else ""
             yield f"{indent}{x.name}{result} = {x.op}({arguments}){note}"

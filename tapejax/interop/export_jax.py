@@ -46,10 +46,7 @@ def to_jax(function: Callable[..., Any]) -> Callable[..., Any]:
 def _given(x: Any) -> Any:
     if isinstance(x, jax.Array):
         return from_array(x)
-    if isinstance(x, np.ndarray):
-        with jax.enable_x64(True):
-            return from_array(jax.numpy.asarray(x))
-    return x
+    return from_array(jax.numpy.asarray(x)) if isinstance(x, np.ndarray) else x  # in JAX's precision: it is a JAX function
 
 
 def _compute_outside(nodes: Any) -> None:
