@@ -1,8 +1,8 @@
 """Checkpointed regions: backward computes their inner values again instead of keeping them.
 
 A `Frame` marks what one checkpoint call recorded. The graph stays as it was recorded; when a backward reaches a frame, the
-pieces of the frame are differentiated at *stand-ins*: copies of the region's nodes that hang on its inputs through an
-optimisation barrier tied to the gradient that arrived. XLA can then neither merge them with the forward nor compute them
+pieces of the frame are differentiated at *stand-ins*: copies of the region's nodes that hang on its inputs through a
+barrier tied to the gradient that arrived. XLA can then neither merge them with the forward nor compute them
 early, so the forward's values die with the forward. The user's function runs again as well, to the last value that was
 saved, as torch's does: its side effects happen, and what it saves is compared with the forward.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 
 from tapejax.autograd.graph_task import GraphTask, _compare, _running, freed_error
 from tapejax.autograd.saved import CONTEXTS, saved_nodes
@@ -21,17 +21,25 @@ from tapejax.rng import default_generator
 from tapejax.storage.view import overlay
 from tapejax.tape import modes
 from tapejax.tape.aval import Aval
-from tapejax.tape.node import ARGUMENT, LEAF, SCALAR, VAR, Node, next_seq
+from tapejax.tape.node import ARGUMENT, LEAF, SCALAR, VAR, Node, next_seq, scalar
 from tapejax.tape.note import note_of
-from tapejax.tape.op import Arrays, op
+from tapejax.tape.op import Array, Scalar, op
 from tapejax.tape.record import record
 from tapejax.tensor import Tensor, wrap
 
 
 @op("", oracle=None, differentiable=False)
-def after(arrays: Arrays) -> Any:
-    """The first operand, computed after the others as far as XLA is concerned."""
-    return jax.lax.optimization_barrier(tuple(arrays))[0]  # type: ignore[arg-type]
+def after(input: Array, certain: Scalar, tie: Array | None = None) -> Any:
+    """Return `input` as a value that XLA must take for another one, and cannot have before `tie`.
+
+    `certain` is True, but only at run time. (`optimization_barrier`, on which `jax.checkpoint` relies, is gone on the CPU
+    before common subexpressions are merged.)
+    """
+    x: Any = input
+    if tie is not None and tie.size:  # type: ignore[attr-defined]
+        first = tie[(0,) * tie.ndim]  # type: ignore[index, attr-defined]
+        certain = certain | (first != first)  # type: ignore[operator]
+    return jnp.where(certain, x, jnp.zeros_like(x))
 
 
 class CheckpointError(RuntimeError):
@@ -93,6 +101,7 @@ class Frame(_Collector):
         for i, a in enumerate(args):
             if isinstance(a, Tensor):  # saved like an operand: by hooks around the call, or by the frame it is in
                 self.args[i] = _Argument(a, None if outer is None else outer.keep(a.node, False))
+        self.has_data = any(isinstance(a, Tensor) and a.node.kind is not VAR for a in args)
         self.first = next_seq()
         self.last = 1 << 62
 
@@ -285,10 +294,13 @@ class Recomputation:
 
     def _from_outside(self, n: Node) -> Node:
         source = n if self.outer is None else self.outer._value(n)
+        if n.kind is VAR and self.frame.has_data:  # a parameter: what meets the data is told apart by the data
+            return source
         before = modes.switch(modes.GRAD, False)
         try:
-            tied = (source,) if self.tie is None else (source, self.tie)
-            return record(after, ((len(tied),),), (), tied)
+            if self.tie is None:
+                return record(after, (1, 1, None), (), (source, scalar(True)))
+            return record(after, (1, 1, 1), (), (source, scalar(True), self.tie))
         finally:
             modes.MODE.set(before)
 
