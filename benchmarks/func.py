@@ -1,6 +1,6 @@
 """Function transforms against their JAX twins: Jacobians, batched gradients, per-sample gradients, Hessians.
 
-    python benchmarks/func.py [--quick] [--only NAME]      (writes func.json)
+python benchmarks/func.py [--quick] [--only NAME]      (writes func.json)
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def layers(width: int, count: int = 3) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     found = []
     for _ in range(count):
-        found += [(rng.standard_normal((width, width)) / np.sqrt(width)).astype(np.float32), np.zeros(width, np.float32)]
+        found += [
+            (rng.standard_normal((width, width)) / np.sqrt(width)).astype(np.float32),
+            np.zeros(width, np.float32),
+        ]
     return found
 
 
@@ -35,7 +38,9 @@ def net(lib: Any, params: Any, x: Any) -> Any:
     return h
 
 
-def contest(rows: list[Row], name: str, ours: Any, twin: Any, steps: int, rounds: int, target: float | None = TARGET) -> None:
+def contest(
+    rows: list[Row], name: str, ours: Any, twin: Any, steps: int, rounds: int, target: float | None = TARGET
+) -> None:
     """`ours` gives tensors, `twin` arrays; both are called and finished."""
     last: dict[str, Any] = {}
 
@@ -74,7 +79,14 @@ def jacobians(rows: list[Row], rounds: int) -> None:
 
         twin = jax.jit(jax.jacrev(lambda z, p: net(jnp, p, z).sum(0)))
         name = f"jacrev, 64 outputs, batch {batch}"
-        contest(rows, name, lambda f=f, i=inputs: [tj.func.jacrev(f)(i)], lambda t=twin, i=jinputs, p=jparams: [t(i, p)], steps, rounds)
+        contest(
+            rows,
+            name,
+            lambda f=f, i=inputs: [tj.func.jacrev(f)(i)],
+            lambda t=twin, i=jinputs, p=jparams: [t(i, p)],
+            steps,
+            rounds,
+        )
 
         eye = tj.eye(width)
         tracked = inputs.clone().requires_grad_()
@@ -99,7 +111,7 @@ def per_sample(rows: list[Row], rounds: int, facts: dict[str, Any]) -> None:
         def norms(grads: Any) -> Any:
             return [sum((g * g).sum() for g in grads)]
 
-        jnorms = jax.jit(lambda p, a, b: [sum((g * g).sum() for g in twin(p, a, b))])
+        jnorms = jax.jit(lambda p, a, b, twin=twin: [sum((g * g).sum() for g in twin(p, a, b))])
         before = CACHE.compiled
         norms(ours(params, *data))[0].item()
         facts[f"programs for per-sample gradients, width {width}"] = CACHE.compiled - before

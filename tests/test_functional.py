@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from oracle import near, numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
@@ -43,7 +44,9 @@ def columns(tl, f, x):
 # ---------------------------------------------------------------- values
 
 
-@pytest.mark.parametrize("options", [{}, {"create_graph": True}, {"vectorize": True}, {"vectorize": True, "strategy": "forward-mode"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"create_graph": True}, {"vectorize": True}, {"vectorize": True, "strategy": "forward-mode"}]
+)
 def test_jacobian_against_differences(tl, options):
     x, _ = vectors(tl)
     got = functional(tl).jacobian(one, x, **options)
@@ -59,7 +62,10 @@ def test_jacobian_of_several_outputs_by_several_inputs_is_a_tuple_of_tuples(tl):
     assert near(got[1][1], [[1.5, 0.0], [0.0, 1.5]])
 
 
-@pytest.mark.parametrize("options", [{}, {"create_graph": True}, {"vectorize": True}, {"vectorize": True, "outer_jacobian_strategy": "forward-mode"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"create_graph": True}, {"vectorize": True}, {"vectorize": True, "outer_jacobian_strategy": "forward-mode"}],
+)
 def test_hessian_against_differences_of_the_gradient(tl, options):
     x, _ = vectors(tl)
 
@@ -150,14 +156,18 @@ def test_strict_refuses_independence(tl):
         f.jacobian(lambda x, y: x * 2, (x, y), strict=True)
     with pytest.raises(RuntimeError, match="does not require gradients"):
         f.jacobian(lambda x: y * 2, x, strict=True)
-    with pytest.raises(RuntimeError, match="independent of input 0.*create_graph=True"):
+    with pytest.raises(RuntimeError, match=r"independent of input 0.*create_graph=True"):
         f.jacobian(lambda x: x * 2, x, strict=True, create_graph=True)
     with pytest.raises(RuntimeError, match="independent of input 1"):
         f.vhp(lambda x, y: (x * x).sum(), (x, y), (x, y), strict=True)
     for product in (f.vhp, f.hvp):
-        with pytest.raises(RuntimeError, match="jacobian of the user-provided function with respect to input 0 is independent"):
+        with pytest.raises(
+            RuntimeError, match="jacobian of the user-provided function with respect to input 0 is independent"
+        ):
             product(lambda x: x.sum(), x, x, strict=True)
-    with pytest.raises(RuntimeError, match="jacobian of the user-provided function with respect to input 0 is independent"):
+    with pytest.raises(
+        RuntimeError, match="jacobian of the user-provided function with respect to input 0 is independent"
+    ):
         f.hessian(lambda x: x.sum(), x, strict=True)
 
 
@@ -166,7 +176,7 @@ def test_strategies_that_do_not_go_together_are_refused(tl):
     jacobian = functional(tl).jacobian
     with pytest.raises(RuntimeError, match="not supported together"):
         jacobian(one, x, strict=True, vectorize=True)
-    with pytest.raises(NotImplementedError, match="only implemented for `vectorize=True`|onlyimplemented|isonly"):
+    with pytest.raises(NotImplementedError, match=r"implemented for `vectorize=True`"):
         jacobian(one, x, strategy="forward-mode")
     with pytest.raises(NotImplementedError, match="create_graph=True"):
         jacobian(one, x, strategy="forward-mode", vectorize=True, create_graph=True)
@@ -219,11 +229,16 @@ def test_a_custom_function_and_a_hook_in_the_way(tl):
             return 2 * g * ctx.saved_tensors[0]
 
     x, _ = vectors(tl)
-    assert near(functional(tl).jacobian(lambda x: Square.apply(x.sin()), x), columns(tl, lambda x: x.sin() ** 2, x), 1e-6, 1e-8)
+    assert near(
+        functional(tl).jacobian(lambda x: Square.apply(x.sin()), x), columns(tl, lambda x: x.sin() ** 2, x), 1e-6, 1e-8
+    )
 
     def hooked(x):
         y = x.sin()
         y.register_hook(lambda g: g * 2)
         return y
 
-    assert near(functional(tl).jacobian(hooked, x), [[2 * v if i == j else 0.0 for j, v in enumerate(numbers(x.cos()))] for i in range(3)])
+    assert near(
+        functional(tl).jacobian(hooked, x),
+        [[2 * v if i == j else 0.0 for j, v in enumerate(numbers(x.cos()))] for i in range(3)],
+    )

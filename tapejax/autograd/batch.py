@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from tapejax.autograd import forward_ad, function
 from tapejax.autograd.graph_task import PULL
 from tapejax.engine.replay import replay
-from tapejax.errors import refuse
 from tapejax.storage.view import check_writable, write
 from tapejax.tape import modes
 from tapejax.tape.aval import Aval, aval_of
@@ -93,7 +92,13 @@ def _without_stops(kind: Kind) -> Kind:
     if found is None:
         open_program = Program(tuple(w for w in program.key if not (isinstance(w, str) and w == STOP)), program.inputs)
         found = Kind(VMAP, kind.form, (open_program, *rest), kind.inputs, kind.operands)
-        found.casts, found.aval, found.avals, found.differentiable, found.saves = kind.casts, kind.aval, kind.avals, kind.differentiable, kind.saves
+        found.casts, found.aval, found.avals, found.differentiable, found.saves = (
+            kind.casts,
+            kind.aval,
+            kind.avals,
+            kind.differentiable,
+            kind.saves,
+        )
         VMAP.kinds[(kind, STOP)] = found
     return found
 
@@ -275,7 +280,7 @@ class Trace:
                         if x not in part and (known[x] if x in known else self.varies(x)):
                             stack.append(x)
         order = in_order(part)
-        region = {n for n in order if n.requires_grad or not any([x.requires_grad for x in n.inputs])}
+        region = {n for n in order if n.requires_grad or not any(x.requires_grad for x in n.inputs)}
         linear = Linear(order, region)
         slots = tuple([linear.slot_of(o) for o, _ in mapped])
         inputs: list[Node] = []
@@ -309,7 +314,8 @@ class Trace:
         kind = Kind(VMAP, ((len(avals),),), (program, *rest), avals, names)
         kind.casts = (None,) * len(avals)
         kind.avals = kind.aval = tuple(
-            aval_of((*r.shape[:a], self.size, *r.shape[a:]), r.dtype, r.device) for r, a in zip(results, rest[2], strict=True)
+            aval_of((*r.shape[:a], self.size, *r.shape[a:]), r.dtype, r.device)
+            for r, a in zip(results, rest[2], strict=True)
         )
         kind.differentiable = any(a.differentiable for a in kind.avals)
         kind.saves = saves_of_program(program, names)
@@ -374,7 +380,11 @@ modes.WRITE_CHECKS.append(_check_write)
 
 
 def map_flat(
-    run: Callable[..., Sequence[Any]], tensors: Sequence[Any], axes: Sequence[int | None], size: int, randomness: str = "error"
+    run: Callable[..., Sequence[Any]],
+    tensors: Sequence[Any],
+    axes: Sequence[int | None],
+    size: int,
+    randomness: str = "error",
 ) -> list[Any]:
     """`run` (flat tensors to flat tensors or Nones) mapped over a batch; results have the batch first."""
     trace = Trace(size, randomness)
@@ -387,4 +397,4 @@ def map_flat(
     return [None if r is None else wrap(next(nodes)) for r in results]
 
 
-function.MAP = map_flat
+function.MAPS.append(map_flat)

@@ -75,7 +75,10 @@ def _jvp_body(arrays: Arrays, kind: Kind, which: tuple[int, ...]) -> Any:
 
     _, out = jax.jvp(run, moving, tangents)
     if isinstance(out, (tuple, list)):
-        return tuple(jnp.zeros(t.shape, a.dtype.np) if t.dtype == jax.dtypes.float0 else t for t, a in zip(out, kind.aval, strict=True))
+        return tuple(
+            jnp.zeros(t.shape, a.dtype.np) if t.dtype == jax.dtypes.float0 else t
+            for t, a in zip(out, kind.aval, strict=True)
+        )
     return out
 
 
@@ -144,7 +147,9 @@ def _recorded(kind: Kind, inputs: tuple[Node, ...], given: Sequence[Node | None]
         found.differentiable = True
         if kind.saves:
             saved = {n for needs in kind.saves.values() for n in needs}
-            found.saves = {"*": tuple(n for n, o in zip(names, kind.operands, strict=False) if o in saved) + names[len(inputs) :]}
+            found.saves = {
+                "*": tuple(n for n, o in zip(names, kind.operands, strict=False) if o in saved) + names[len(inputs) :]
+            }
         JVP.kinds[key] = found
     return record_kind(found, operands)  # type: ignore[arg-type]
 
@@ -254,14 +259,24 @@ def make_dual(tensor: Tensor, tangent: Tensor, *, level: int | None = None) -> T
         )
     for name, t in (("primal", tensor), ("tangent", tangent)):
         if not t.dtype.is_differentiable:
-            raise refuse(ValueError, "make_dual", f"Expected {name} to be floating point or complex, but got: {t.dtype}")
+            raise refuse(
+                ValueError, "make_dual", f"Expected {name} to be floating point or complex, but got: {t.dtype}"
+            )
     found = _check(level)
     if found is None:
-        raise refuse(RuntimeError, "make_dual", f"Invalid level given to _make_dual: {level}, but there are {len(_LEVELS.get())} levels")
+        raise refuse(
+            RuntimeError,
+            "make_dual",
+            f"Invalid level given to _make_dual: {level}, but there are {len(_LEVELS.get())} levels",
+        )
     check_tangent(tensor, tangent)
     number = len(_LEVELS.get()) - 1 if level is None else level
     if not _ENABLED.get():
-        return tensor.detach() if not tensor.requires_grad else wrap(record(function.function_alias, (1,), (), (tensor.node,)))
+        return (
+            tensor.detach()
+            if not tensor.requires_grad
+            else wrap(record(function.function_alias, (1,), (), (tensor.node,)))
+        )
     if found.tangent(tensor.node) is not None:
         raise refuse(
             RuntimeError,
@@ -270,7 +285,9 @@ def make_dual(tensor: Tensor, tangent: Tensor, *, level: int | None = None) -> T
         )
     if found.tangent(tangent.node) is not None:
         raise refuse(
-            RuntimeError, "make_dual", f"Setting a forward grad that itself has a forward gradient at the same level {number} is not supported."
+            RuntimeError,
+            "make_dual",
+            f"Setting a forward grad that itself has a forward gradient at the same level {number} is not supported.",
         )
     return dual(tensor, tangent.node, found)
 
@@ -318,7 +335,9 @@ def exit_dual_level(*, level: int | None = None) -> None:
         raise refuse(RuntimeError, "exit_dual_level", "Dual level must be a positive number.")
     if number != len(levels) - 1:
         raise refuse(
-            RuntimeError, "exit_dual_level", f"Trying to exit a forward AD level that was not the last one that was created: {number}"
+            RuntimeError,
+            "exit_dual_level",
+            f"Trying to exit a forward AD level that was not the last one that was created: {number}",
         )
     _close(levels[-1])
     _set_levels(levels[:-1])
@@ -392,7 +411,9 @@ def __getattr__(name: str) -> Any:
 # -- custom Functions ----------------------------------------------------------------------------------------------------
 
 
-def _after_forward(cls: type[function.Function], ctx: Any, args: tuple[Any, ...], read: Sequence[Node | None], outputs: tuple[Any, ...]) -> None:
+def _after_forward(
+    cls: type[function.Function], ctx: Any, args: tuple[Any, ...], read: Sequence[Node | None], outputs: tuple[Any, ...]
+) -> None:
     """Give the outputs of a custom Function the tangents that its `jvp` says."""
     if not MODE.get() & FORWARD:
         return
@@ -405,7 +426,14 @@ def _after_forward(cls: type[function.Function], ctx: Any, args: tuple[Any, ...]
                 _call_jvp(cls, ctx, args, outputs, given, level)
 
 
-def _call_jvp(cls: type[function.Function], ctx: Any, args: tuple[Any, ...], outputs: tuple[Any, ...], given: list[Any], level: Level) -> None:
+def _call_jvp(
+    cls: type[function.Function],
+    ctx: Any,
+    args: tuple[Any, ...],
+    outputs: tuple[Any, ...],
+    given: list[Any],
+    level: Level,
+) -> None:
     from tapejax.autograd.graph_task import zeros_like_aval
 
     name = cls.__name__
@@ -429,10 +457,16 @@ def _call_jvp(cls: type[function.Function], ctx: Any, args: tuple[Any, ...], out
     for i, (out, tangent) in enumerate(zip(outputs, results, strict=True)):
         if not isinstance(out, Tensor) or tangent is None:
             if tangent is not None:
-                raise refuse(RuntimeError, name, f"jvp returned a gradient for output {i}, which is not a Tensor → return None there")
+                raise refuse(
+                    RuntimeError,
+                    name,
+                    f"jvp returned a gradient for output {i}, which is not a Tensor → return None there",
+                )
             continue
         if not isinstance(tangent, Tensor):
-            raise refuse(RuntimeError, name, f"expected Variable or None (got {type(tangent).__name__}) for grad output {i}.")
+            raise refuse(
+                RuntimeError, name, f"expected Variable or None (got {type(tangent).__name__}) for grad output {i}."
+            )
         check_tangent(out, tangent)
         is_input = any(out is a for a in args)
         if is_input:
@@ -444,7 +478,12 @@ def _call_jvp(cls: type[function.Function], ctx: Any, args: tuple[Any, ...], out
                     "An inplace custom Function is not modifying the forward mode gradients inplace. If the forward is modifying an input"
                     " inplace, then the jvp function must modify the corresponding gradient inplace.",
                 )
-        elif out._alias is not None and out._alias.lenses and id(out._alias.storage) in storages and not tangent._is_view():
+        elif (
+            out._alias is not None
+            and out._alias.lenses
+            and id(out._alias.storage) in storages
+            and not tangent._is_view()
+        ):
             raise refuse(
                 RuntimeError,
                 name,

@@ -39,9 +39,8 @@ def function_alias(input: Array) -> Any:
     return input
 
 
-def MAP(function: Callable[..., Any], tensors: Sequence[Any], axes: Sequence[int | None], size: int) -> list[Any]:
-    """Run a function of one example for a batch: replaced by autograd/batch.py."""
-    raise NotImplementedError
+#: `f(run, tensors, axes, size)`: `run`, written for one example, for a batch. Put here by autograd/batch.py.
+MAPS: list[Callable[..., list[Any]]] = []
 
 
 class Cut:
@@ -86,7 +85,7 @@ class Cut:
             else:
                 grads.append(None)
         if batch is not None:  # every gradient has the batch first: run backward on one of them, for all
-            results = MAP(lambda *one: [None if r is None else wrap(r) for r in self._gradients(one)], grads, axes, batch)
+            results = MAPS[0](lambda *one: [None if r is None else wrap(r) for r in self._gradients(one)], grads, axes, batch)
             return [None if r is None else r.node for r in results]
         return self._gradients(grads)
 

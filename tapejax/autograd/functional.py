@@ -1,7 +1,7 @@
 """Derivatives of functions given as Python callables: vjp, jvp, vhp, hvp, jacobian, hessian.
 
-Written on `autograd.grad` alone. A Jacobian is one batched backward, whatever `vectorize` says, unless a hook makes every
-row go through Python.
+Written on `autograd.grad` alone. A Jacobian is one batched backward, whatever `vectorize` says, unless Python in the backward
+(a hook, a custom Function without a rule for batches) wants one row at a time.
 """
 
 from __future__ import annotations
@@ -118,26 +118,39 @@ def _filled(grads: Sequence[Tensor | None], like: Sequence[Tensor], strict: bool
     for i, (g, x) in enumerate(zip(grads, like, strict=True)):
         if g is None:
             if strict:
-                raise refuse(RuntimeError, "functional", _STRICT[stage].format(i=i, j=i) if stage != "back" else _STRICT["back"].format(i=0, j=i))
+                raise refuse(
+                    RuntimeError,
+                    "functional",
+                    _STRICT[stage].format(i=i, j=i) if stage != "back" else _STRICT["back"].format(i=0, j=i),
+                )
             g = wrap(zeros_like_aval(x.node.aval))
         found.append(g)
     return tuple(found)
 
 
-def _grads(outputs: Sequence[Tensor], inputs: Sequence[Tensor], seeds: Any, create: bool, keep: bool = False) -> tuple[Tensor | None, ...]:
+def _grads(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], seeds: Any, create: bool, keep: bool = False
+) -> tuple[Tensor | None, ...]:
     """`autograd.grad` that gives None for whatever is unreached."""
     pairs = [(o, s) for o, s in zip(outputs, seeds, strict=True) if o.requires_grad and s is not None]
     if not pairs:
         return (None,) * len(inputs)
     return grad(
-        [o for o, _ in pairs], list(inputs), [s for _, s in pairs], create_graph=create, retain_graph=create or keep or None, allow_unused=True
+        [o for o, _ in pairs],
+        list(inputs),
+        [s for _, s in pairs],
+        create_graph=create,
+        retain_graph=create or keep or None,
+        allow_unused=True,
     )
 
 
 # -- vector products -----------------------------------------------------------------------------------------------------
 
 
-def vjp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
+def vjp(
+    func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
+) -> tuple[Any, Any]:
     """Return `func(*inputs)` and the product of `v` (like the output) with the Jacobian (like `inputs`).
 
     `v` may be left out for a one-element output. With `strict`, an output or input without dependence raises RuntimeError
@@ -155,10 +168,12 @@ def vjp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool
     return _untuple(_done(outs, create_graph), out_tuple), _untuple(_done(found, create_graph), was_tuple)
 
 
-def jvp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
+def jvp(
+    func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
+) -> tuple[Any, Any]:
     """Return `func(*inputs)` and the product of the Jacobian with `v` (like `inputs`); otherwise as `vjp`."""
     with enable_grad():
-        was_tuple, given = _tuple(inputs, "inputs", "jvp")
+        _, given = _tuple(inputs, "inputs", "jvp")
         fresh = _fresh(given, create_graph)
         if v is not None:
             v_tuple, direction = _tuple(v, "v", "jvp")
@@ -166,7 +181,9 @@ def jvp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool
         else:
             if len(fresh) != 1 or fresh[0].numel() != 1:
                 raise refuse(
-                    RuntimeError, "jvp", "The vector v can only be None if the input to the user-provided function is a single Tensor with a single element."
+                    RuntimeError,
+                    "jvp",
+                    "The vector v can only be None if the input to the user-provided function is a single Tensor with a single element.",
                 )
             direction = (fresh[0].detach().new_ones(fresh[0].shape),)
         outputs = func(*fresh)
@@ -177,14 +194,18 @@ def jvp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool
     return _untuple(_done(outs, create_graph), out_tuple), _untuple(_done(found, create_graph), out_tuple)
 
 
-def _push(outs: Sequence[Tensor], inputs: Sequence[Tensor], direction: Sequence[Tensor], strict: bool) -> tuple[Tensor | None, ...]:
+def _push(
+    outs: Sequence[Tensor], inputs: Sequence[Tensor], direction: Sequence[Tensor], strict: bool
+) -> tuple[Tensor | None, ...]:
     """The Jacobian of `outs` times `direction`, by two reverse passes: the second one differentiates a linear function."""
     weights = tuple(o.detach().new_zeros(o.shape).requires_grad_() for o in outs)
     pulled = _filled(_grads(outs, inputs, weights, True), inputs, strict, "gradient")
     return _grads(pulled, weights, direction, True)
 
 
-def vhp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
+def vhp(
+    func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
+) -> tuple[Any, Any]:
     """Return the scalar `func(*inputs)` and the product of `v` (like `inputs`) with the Hessian."""
     with enable_grad():
         was_tuple, fresh, direction, out, gradient = _scalar_gradient(func, inputs, v, create_graph, strict, "vhp")
@@ -192,7 +213,9 @@ def vhp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool
     return _done(out, create_graph), _untuple(_done(found, create_graph), was_tuple)
 
 
-def hvp(func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
+def hvp(
+    func: Callable[..., Any], inputs: Any, v: Any = None, create_graph: bool = False, strict: bool = False
+) -> tuple[Any, Any]:
     """Return the scalar `func(*inputs)` and the product of the Hessian with `v` (like `inputs`)."""
     with enable_grad():
         was_tuple, fresh, direction, out, gradient = _scalar_gradient(func, inputs, v, create_graph, strict, "hvp")
@@ -209,7 +232,9 @@ def _scalar_gradient(func: Callable[..., Any], inputs: Any, v: Any, create: bool
     else:
         if len(fresh) != 1 or fresh[0].numel() != 1:
             raise refuse(
-                RuntimeError, name, "The vector v can only be None if the input to the user-provided function is a single Tensor with a single element."
+                RuntimeError,
+                name,
+                "The vector v can only be None if the input to the user-provided function is a single Tensor with a single element.",
             )
         direction = (fresh[0].detach().new_ones(fresh[0].shape),)
     output = func(*fresh)
@@ -219,7 +244,9 @@ def _scalar_gradient(func: Callable[..., Any], inputs: Any, v: Any, create: bool
     if out_tuple or not isinstance(outs[0], Tensor):
         raise refuse(RuntimeError, name, "The function given to " + name + " should return a single Tensor")
     if outs[0].numel() != 1:
-        raise refuse(RuntimeError, name, f"The Tensor returned by the function given to {name} should contain a single element")
+        raise refuse(
+            RuntimeError, name, f"The Tensor returned by the function given to {name} should contain a single element"
+        )
     gradient = _filled(_grads(outs, fresh, (outs[0].new_ones(outs[0].shape),), True), fresh, strict, "gradient")
     if strict:
         for i, g in enumerate(gradient):
@@ -253,18 +280,34 @@ def jacobian(
         )
     if strategy == "forward-mode":
         if create_graph:
-            raise refuse(NotImplementedError, "jacobian", 'torch.autograd.functional.jacobian: `create_graph=True` and `strategy="forward-mode"` are not supported together (yet). Please either set `create_graph=False` or `strategy="reverse-mode"`.')
+            raise _not_together(
+                NotImplementedError, "`create_graph=True`", '`strategy="forward-mode"`', "`create_graph=False`"
+            )
         if strict:
-            raise refuse(RuntimeError, "jacobian", 'torch.autograd.functional.jacobian: `strict=True` and `strategy="forward-mode"` are not supported together (yet). Please either set `strict=False` or `strategy="reverse-mode"`.')
+            raise _not_together(RuntimeError, "`strict=True`", '`strategy="forward-mode"`', "`strict=False`")
         if not vectorize:
-            raise refuse(NotImplementedError, "jacobian", 'Computing Jacobian using forward-AD or forward-over-reverse Hessian is only implemented for `vectorize=True`.')
+            raise refuse(
+                NotImplementedError,
+                "jacobian",
+                "Computing Jacobian using forward-AD or forward-over-reverse Hessian is only implemented for `vectorize=True`.",
+            )
         return _forward_jacobian(func, inputs)
     if vectorize and strict:
-        raise refuse(RuntimeError, "jacobian", "torch.autograd.functional.jacobian: `strict=True` and `vectorized=True` are not supported together. Please either set `strict=False` or `vectorize=False`.")
+        raise _not_together(RuntimeError, "`strict=True`", "`vectorized=True`", "`strict=False` or `vectorize=False`")
     return _reverse_jacobian(func, inputs, create_graph, strict, "jacobian_create", vectorize)
 
 
-def _reverse_jacobian(func: Callable[..., Any], inputs: Any, create_graph: bool, strict: bool, stage: str, vectorize: bool = False) -> Any:
+def _not_together(kind: type[Exception], first: str, second: str, instead: str) -> Exception:
+    return refuse(
+        kind,
+        "jacobian",
+        f"{first} and {second} are not supported together (yet). Please either set {instead} or leave out the other.",
+    )
+
+
+def _reverse_jacobian(
+    func: Callable[..., Any], inputs: Any, create_graph: bool, strict: bool, stage: str, vectorize: bool = False
+) -> Any:
     with enable_grad():
         was_tuple, given = _tuple(inputs, "inputs", "jacobian")
         fresh = _fresh(given, create_graph)
@@ -300,11 +343,22 @@ def _rows(output: Tensor, inputs: Sequence[Tensor], create: bool, vectorize: boo
         return (None,) * len(inputs)
     units = _unit_rows(output)
     try:
-        return grad(output, list(inputs), units, retain_graph=True, create_graph=create, allow_unused=True, is_grads_batched=True)
+        return grad(
+            output,
+            list(inputs),
+            units,
+            retain_graph=True,
+            create_graph=create,
+            allow_unused=True,
+            is_grads_batched=True,
+        )
     except (NotImplementedError, RuntimeError):  # Python in the backward that wants one gradient at a time
         if vectorize:
             raise
-        each = [grad(output, list(inputs), u, retain_graph=True, create_graph=create, allow_unused=True) for u in units.unbind(0)]  # type: ignore[attr-defined]
+        each = [
+            grad(output, list(inputs), u, retain_graph=True, create_graph=create, allow_unused=True)
+            for u in units.unbind(0)
+        ]  # type: ignore[attr-defined]
         found: list[Tensor | None] = []
         for of_input in zip(*each, strict=True):
             if of_input[0] is None:
@@ -376,7 +430,11 @@ def hessian(
         if out_tuple:
             raise refuse(RuntimeError, "hessian", "The function given to hessian should return a single Tensor")
         if outs[0].numel() != 1:
-            raise refuse(RuntimeError, "hessian", "The Tensor returned by the function given to hessian should contain a single element")
+            raise refuse(
+                RuntimeError,
+                "hessian",
+                "The Tensor returned by the function given to hessian should contain a single element",
+            )
         return outs[0].reshape(()) if outs[0].dim() else outs[0]
 
     def gradient(*xs: Tensor) -> Any:
@@ -385,7 +443,9 @@ def hessian(
         found = _reverse_jacobian(scalar, xs, True, strict, "double_back")
         return tuple(found)
 
-    found = jacobian(gradient, given, create_graph=create_graph, strict=strict, vectorize=vectorize, strategy=outer_jacobian_strategy)
+    found = jacobian(
+        gradient, given, create_graph=create_graph, strict=strict, vectorize=vectorize, strategy=outer_jacobian_strategy
+    )
     return tuple(found) if was_tuple else found[0][0]
 
 

@@ -33,6 +33,8 @@ class Lifted(Note):
 
     __slots__ = ("level",)
 
+    level: Any
+
 
 def lower(node: Node, start: int, hidden: set[Node] | None = None) -> Node:
     """`node` as it is seen outside the levels that are over; what was recorded before `start` is outside anyway.

@@ -164,7 +164,9 @@ def _cut_output(o: Any, cut: Cut, ctx: Any) -> Any:
     if not o.node.aval.differentiable or any(o is d for d in ctx._non_differentiable):
         cut.output_refs.append(None)
         return o
-    node = record(function_output, (1,), (), (o.node,))  # outside the map its gradient flows on, to the batched Function
+    node = record(
+        function_output, (1,), (), (o.node,)
+    )  # outside the map its gradient flows on, to the batched Function
     node.requires_grad = True
     note_of(node).cut = cut
     cut.output_refs.append(function.weakref.ref(node))
@@ -198,7 +200,11 @@ def _generated(cls: type[Function], trace: Trace, dims: tuple[int | None, ...]) 
         single = not isinstance(output, tuple)
         outs = (output,) if single else output
         if ctx._dirty:
-            raise refuse(RuntimeError, cls.__name__, "mark_dirty is not supported by generate_vmap_rule=True → write a vmap staticmethod")
+            raise refuse(
+                RuntimeError,
+                cls.__name__,
+                "mark_dirty is not supported by generate_vmap_rule=True → write a vmap staticmethod",
+            )
         places = [i for i, o in enumerate(outs) if isinstance(o, Tensor)]
         made: list[Any] = list(outs)
         for i, node in zip(places, inner.close([outs[i].node for i in places], [0] * len(places)), strict=True):
@@ -280,7 +286,9 @@ def _generated(cls: type[Function], trace: Trace, dims: tuple[int | None, ...]) 
         return tuple(made)
 
     body = {"forward": forward, "setup_context": setup_context, "backward": backward, "jvp": jvp}
-    space: dict[str, Any] = {name: staticmethod(f) for name, f in body.items() if getattr(cls, name) is not getattr(Function, name)}
+    space: dict[str, Any] = {
+        name: staticmethod(f) for name, f in body.items() if getattr(cls, name) is not getattr(Function, name)
+    }
     return type(f"Vmapped{cls.__name__}", (Function,), {**space, "generate_vmap_rule": True})
 
 

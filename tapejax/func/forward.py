@@ -7,8 +7,8 @@ from typing import Any
 
 from tapejax.autograd import forward_ad
 from tapejax.autograd.function import function_alias
-from tapejax.autograd.lifted import lower
 from tapejax.autograd.graph_task import zeros_like_aval
+from tapejax.autograd.lifted import lower
 from tapejax.errors import refuse
 from tapejax.func.tree import flatten, unflatten
 from tapejax.tape.node import VAR, Node, next_seq
@@ -27,33 +27,37 @@ def jvp(func: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool =
     (tensor([0., 0.]), tensor([1., 1.]))
     """
     if not isinstance(primals, tuple):
-        raise refuse(
-            RuntimeError,
-            "jvp",
+        raise RuntimeError(
             "jvp(f, primals, tangents): Expected primals to be a tuple. E.g. it should be valid to call f(*primals).",
         )
     return jvp_at(func, primals, primals, tangents, lambda chosen: chosen, strict, has_aux)
 
 
 def jvp_at(
-    func: Callable[..., Any], args: tuple[Any, ...], primals: Any, tangents: Any, place: Callable[[Any], Any], strict: bool, has_aux: bool
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    primals: Any,
+    tangents: Any,
+    place: Callable[[Any], Any],
+    strict: bool,
+    has_aux: bool,
 ) -> Any:
     """`jvp` by `primals`, which `place` puts among the arguments."""
     leaves, spec = flatten(primals)
     directions, direction_spec = flatten(tangents)
     if spec != direction_spec:
-        raise refuse(
-            RuntimeError,
-            "jvp",
+        raise RuntimeError(
             "jvp(f, primals, tangents): Expected primals and tangents to have the same python structure. For example, if primals is a tuple of 3"
             f" tensors, tangents also must be. Got primals with structure {spec} and tangents with structure {direction_spec}",
         )
     for name, group in (("primals", leaves), ("tangents", directions)):
         if not group:
-            raise refuse(RuntimeError, "jvp", f"jvp(f, primals, tangents): Expected {name} to contain at least one Tensor.")
+            raise RuntimeError(f"jvp(f, primals, tangents): Expected {name} to contain at least one Tensor.")
         for x in group:
             if not isinstance(x, Tensor):
-                raise refuse(RuntimeError, "jvp", f"jvp(f, primals, tangents): Expected {name} to only contain Tensors, got {type(x)}")
+                raise RuntimeError(
+                    f"jvp(f, primals, tangents): Expected {name} to only contain Tensors, got {type(x)}",
+                )
     for p, t in zip(leaves, directions, strict=True):
         forward_ad.check_tangent(p, t)
     with forward_ad.nested_level() as level:
@@ -63,21 +67,22 @@ def jvp_at(
         aux = None
         if has_aux:
             if not (isinstance(output, tuple) and len(output) == 2):
-                raise refuse(RuntimeError, "jvp", "jvp(f, primals, tangents): output of function f should be a tuple: (output, aux) if has_aux is True")
+                raise RuntimeError(
+                    "jvp(f, primals, tangents): output of function f should be a tuple: (output, aux) if has_aux is True",
+                )
             output, aux = output
         outs, out_spec = flatten(output)
         moving = []
         for o in outs:
             if not isinstance(o, Tensor):
-                raise refuse(
-                    RuntimeError, "jvp", f"jvp(f, primals, tangents): expected f(*primals) to return only tensors, got unsupported type {type(o)}"
+                raise RuntimeError(
+                    f"jvp(f, primals, tangents): expected f(*primals) to return only tensors, got unsupported type {type(o)}",
                 )
             t = level.tangent(o.node)
             if t is None and strict:
-                raise refuse(
-                    RuntimeError,
-                    "jvp",
-                    "jvp(f, primals, tangents, strict=True): The output of f is independent of the inputs. This is not allowed with strict=True.",
+                raise RuntimeError(
+                    "jvp(f, primals, tangents, strict=True): The output of f is independent of the inputs. This is not allowed"
+                    " with strict=True.",
                 )
             moving.append(wrap(zeros_like_aval(o.node.aval) if t is None else lower(t, first)))
     found = (output, unflatten(out_spec, moving))
@@ -101,7 +106,9 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
         given, given_spec = flatten(tangents)
         if given_spec != spec:
             raise refuse(
-                RuntimeError, "linearize", f"Expected the tangents {given_spec} to have the same argspec as the primals {spec}"
+                RuntimeError,
+                "linearize",
+                f"Expected the tangents {given_spec} to have the same argspec as the primals {spec}",
             )
         level = forward_ad.Level()
         for i, (n, t) in enumerate(zip(starts, given, strict=True)):
@@ -118,7 +125,13 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
                 level.tangents[n] = t
             forward_ad.push(n, level, inputs)
         moving = [level.tangent(n) for n in ends]
-        return unflatten(out_spec, [wrap(zeros_like_aval(n.aval) if t is None else lower(t, first)) for n, t in zip(ends, moving, strict=True)])
+        return unflatten(
+            out_spec,
+            [
+                wrap(zeros_like_aval(n.aval) if t is None else lower(t, first))
+                for n, t in zip(ends, moving, strict=True)
+            ],
+        )
 
     return output, jvp_fn
 

@@ -29,12 +29,16 @@ def functional_call(
         given = dict(parameter_and_buffer_dicts)
     elif isinstance(parameter_and_buffer_dicts, Sequence):
         if not all(isinstance(d, Mapping) for d in parameter_and_buffer_dicts):
-            raise refuse(ValueError, "functional_call", "Expected all elements of parameter_and_buffer_dicts to be dictionaries")
+            raise refuse(
+                ValueError, "functional_call", "Expected all elements of parameter_and_buffer_dicts to be dictionaries"
+            )
         names = [n for d in parameter_and_buffer_dicts for n in d]
         repeated = sorted({n for n in names if names.count(n) > 1})
         if repeated:
             raise refuse(
-                ValueError, "functional_call", f"{repeated} appeared in multiple dictionaries; behavior of functional call is ambiguous"
+                ValueError,
+                "functional_call",
+                f"{repeated} appeared in multiple dictionaries; behavior of functional call is ambiguous",
             )
         given = {n: t for d in parameter_and_buffer_dicts for n, t in d.items()}
     else:
@@ -106,11 +110,13 @@ def stack_module_state(models: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
     models = list(models)
     if not models:
-        raise refuse(RuntimeError, "stack_module_state", "stack_module_state: Expected at least one model, got 0.")
+        raise RuntimeError("stack_module_state: Expected at least one model, got 0.")
     if not (all(m.training for m in models) or all(not m.training for m in models)):
-        raise refuse(RuntimeError, "stack_module_state", "stack_module_state: Expected all models to have the same training/eval mode.")
+        raise RuntimeError(
+            "stack_module_state: Expected all models to have the same training/eval mode.",
+        )
     if any(type(m) is not type(models[0]) for m in models):
-        raise refuse(RuntimeError, "stack_module_state", "stack_module_state: Expected all models to be of the same class.")
+        raise RuntimeError("stack_module_state: Expected all models to be of the same class.")
     stack: Any = tapejax.stack  # type: ignore[attr-defined]
 
     def stacked(tables: list[dict[str, Any]]) -> dict[str, Any]:

@@ -6,15 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tapejax.errors import refuse
-
 
 def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Callable[..., Any]:
     """Return a function that behaves as `func`. (torch rewrites views and in-place operations; the tape never holds any.)"""
     if remove not in ("mutations", "mutations_and_views"):
-        raise refuse(
-            RuntimeError,
-            "functionalize",
+        raise RuntimeError(
             f"functionalize(f, remove='mutations'): received invalid argument for remove={remove}. Valid options are: remove='mutations',"
             " remove='mutations_and_views'",
         )

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tapejax.errors import refuse
 from tapejax.func.forward import jvp_at
 from tapejax.func.reverse import replaced, select, vjp_at
 from tapejax.func.tree import flatten, unflatten
@@ -49,7 +48,7 @@ def jacrev(
             [0., 1.]])
     """
     if chunk_size is not None and chunk_size <= 0:
-        raise refuse(ValueError, "jacrev", "jacrev: `chunk_size` should be greater than 0.")
+        raise ValueError("jacrev: `chunk_size` should be greater than 0.")
 
     @functools.wraps(func)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -58,11 +57,15 @@ def jacrev(
         outs, out_spec = flatten(output)
         _, in_spec = flatten(select(args, argnums))
         avals = [o.node.aval for o in outs]
-        rows = vmap(lambda *seeds: tuple(flatten(pull(unflatten(out_spec, seeds)))[0]), chunk_size=chunk_size)(*basis(avals))
+        rows = vmap(lambda *seeds: tuple(flatten(pull(unflatten(out_spec, seeds)))[0]), chunk_size=chunk_size)(
+            *basis(avals)
+        )
         by_output: list[Any] = []
         offset = 0
         for a in avals:
-            blocks = [(r if len(outs) == 1 else r[offset : offset + a.size]).reshape((*a.shape, *r.shape[1:])) for r in rows]
+            blocks = [
+                (r if len(outs) == 1 else r[offset : offset + a.size]).reshape((*a.shape, *r.shape[1:])) for r in rows
+            ]
             by_output.append(unflatten(in_spec, blocks))
             offset += a.size
         jacobian = unflatten(out_spec, by_output)
@@ -88,7 +91,15 @@ def jacfwd(
         found: dict[str, Any] = {}
 
         def push(*directions: Any) -> Any:
-            given = jvp_at(call, args, chosen, unflatten(in_spec, directions), lambda new: replaced(args, argnums, new), False, has_aux)
+            given = jvp_at(
+                call,
+                args,
+                chosen,
+                unflatten(in_spec, directions),
+                lambda new: replaced(args, argnums, new),
+                False,
+                has_aux,
+            )
             outs, found["spec"] = flatten(given[1])
             found["aux"] = given[2] if has_aux else None
             return tuple(outs)
@@ -112,7 +123,7 @@ def jacfwd(
 
 
 def _not_tensor(x: Any) -> Any:
-    raise refuse(RuntimeError, "jacfwd", f"jvp(f, primals, tangents): Expected primals to only contain Tensors, got {type(x)}")
+    raise RuntimeError(f"jvp(f, primals, tangents): Expected primals to only contain Tensors, got {type(x)}")
 
 
 def hessian(func: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:

@@ -42,7 +42,9 @@ class GradLevel:
         node = x.node
         if not node.aval.differentiable:
             raise refuse(
-                RuntimeError, where, f"only Tensors of floating point dtype can require gradients, this one is {x.dtype} → convert with .float()"
+                RuntimeError,
+                where,
+                f"only Tensors of floating point dtype can require gradients, this one is {x.dtype} → convert with .float()",
             )
         made = record(lifted, (1,), (), (node,))
         made.requires_grad = True
@@ -63,13 +65,17 @@ class GradLevel:
         finally:
             modes.MODE.set(before)
 
-    def gradients(self, roots: Sequence[Node], seeds: Sequence[Node | None], wanted: Sequence[Node]) -> list[Node | None]:
+    def gradients(
+        self, roots: Sequence[Node], seeds: Sequence[Node | None], wanted: Sequence[Node]
+    ) -> list[Node | None]:
         """Gradients of `roots` at the level's inputs, as nodes of the surrounding tape."""
         pairs = [(r, s) for r, s in zip(roots, seeds, strict=True) if r.requires_grad]
         if not pairs:
             return [None] * len(wanted)
         targets = [Target(w, _NOWHERE) for w in wanted]
-        found = run_backward([r for r, _ in pairs], [s for _, s in pairs], targets, accumulate=False, retain=True, create=True)
+        found = run_backward(
+            [r for r, _ in pairs], [s for _, s in pairs], targets, accumulate=False, retain=True, create=True
+        )
         return [None if g is None else self.lower(g.node) for g in found]
 
     def lower(self, node: Node) -> Node:

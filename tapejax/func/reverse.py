@@ -30,7 +30,9 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     return vjp_at(func, primals, None, has_aux, "vjp")
 
 
-def vjp_at(func: Callable[..., Any], args: tuple[Any, ...], argnums: int | tuple[int, ...] | None, has_aux: bool, where: str) -> Any:
+def vjp_at(
+    func: Callable[..., Any], args: tuple[Any, ...], argnums: int | tuple[int, ...] | None, has_aux: bool, where: str
+) -> Any:
     """`vjp` by some of the arguments."""
     level = GradLevel()
     chosen: Any = args if argnums is None else select(args, argnums)
@@ -43,12 +45,16 @@ def vjp_at(func: Callable[..., Any], args: tuple[Any, ...], argnums: int | tuple
     aux = None
     if has_aux:
         if not (isinstance(output, tuple) and len(output) == 2):
-            raise refuse(RuntimeError, where, "vjp(f, *primals): output of function f should be a tuple: (output, aux) if has_aux is True")
+            raise RuntimeError(
+                "vjp(f, *primals): output of function f should be a tuple: (output, aux) if has_aux is True",
+            )
         output, aux = output
     outs, out_spec = flatten(output)
     for o in outs:
         if not isinstance(o, Tensor):
-            raise refuse(RuntimeError, where, f"vjp(f, *primals): expected f(*primals) to return only tensors, got unsupported type {type(o)}")
+            raise RuntimeError(
+                f"vjp(f, *primals): expected f(*primals) to return only tensors, got unsupported type {type(o)}",
+            )
     roots = [o.node for o in outs]
     lower = _lowering(level)
     result = unflatten(out_spec, [level.lower_tensor(o) for o in outs])
@@ -62,7 +68,9 @@ def vjp_at(func: Callable[..., Any], args: tuple[Any, ...], argnums: int | tuple
                 "Expected pytree structure of cotangents to be the same as pytree structure of outputs to the function. cotangents:"
                 f" {seed_spec}, primal output: {out_spec}",
             )
-        found = level.gradients(roots, [_seed(s, r, i) for i, (s, r) in enumerate(zip(seeds, roots, strict=True))], nodes)
+        found = level.gradients(
+            roots, [_seed(s, r, i) for i, (s, r) in enumerate(zip(seeds, roots, strict=True))], nodes
+        )
         grads = [wrap(zeros_like_aval(n.aval) if g is None else g) for g, n in zip(found, nodes, strict=True)]
         return unflatten(spec, grads)
 
@@ -105,7 +113,9 @@ def grad(func: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: 
     return run
 
 
-def grad_and_value(func: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable[..., Any]:
+def grad_and_value(
+    func: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
     """Like `grad`, returning `(gradient, value)`, or `(gradient, (value, aux))`."""
 
     @functools.wraps(func)
@@ -115,7 +125,9 @@ def grad_and_value(func: Callable[..., Any], argnums: int | tuple[int, ...] = 0,
     return run
 
 
-def _grad_and_value(func: Callable[..., Any], argnums: Any, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _grad_and_value(
+    func: Callable[..., Any], argnums: Any, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     level = GradLevel()
     leaves, spec = flatten(select(args, argnums))
     lifted = [level.lift(x, "grad") for x in leaves]
@@ -124,22 +136,22 @@ def _grad_and_value(func: Callable[..., Any], argnums: Any, has_aux: bool, args:
     aux = None
     if has_aux:
         if not (isinstance(output, tuple) and len(output) == 2):
-            raise refuse(
-                RuntimeError, "grad", "grad_and_value(f)(*args): output of function f should be a tuple: (output, aux) if has_aux is True"
+            raise RuntimeError(
+                "grad_and_value(f)(*args): output of function f should be a tuple: (output, aux) if has_aux is True",
             )
         output, aux = output
     if not isinstance(output, Tensor):
-        raise refuse(RuntimeError, "grad", f"grad_and_value(f)(*args): Expected f(*args) to return a Tensor, got {type(output)}")
+        raise RuntimeError(f"grad_and_value(f)(*args): Expected f(*args) to return a Tensor, got {type(output)}")
     root = output.node
     if root.aval.ndim:
-        raise refuse(
-            RuntimeError,
-            "grad",
+        raise RuntimeError(
             f"grad_and_value(f)(*args): Expected f(*args) to return a scalar Tensor, got tensor with {root.aval.ndim} dims. Maybe you wanted to"
             " use the vjp or jacrev APIs instead?",
         )
     found = level.gradients([root], [None], nodes)
-    grads = unflatten(spec, [wrap(zeros_like_aval(n.aval) if g is None else g) for g, n in zip(found, nodes, strict=True)])
+    grads = unflatten(
+        spec, [wrap(zeros_like_aval(n.aval) if g is None else g) for g, n in zip(found, nodes, strict=True)]
+    )
     value = level.lower_tensor(output)
     return grads, ((value, tree_map(_lowering(level), aux)) if has_aux else value)
 

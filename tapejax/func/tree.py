@@ -22,7 +22,12 @@ class Spec:
         self.leaves: int = 1 if kind is None else sum(b.leaves for b in branches)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Spec) and self.kind is other.kind and self.keys == other.keys and self.branches == other.branches
+        return (
+            isinstance(other, Spec)
+            and self.kind is other.kind
+            and self.keys == other.keys
+            and self.branches == other.branches
+        )
 
     def __hash__(self) -> int:
         return hash((self.kind, self.branches))

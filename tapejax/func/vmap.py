@@ -13,7 +13,12 @@ from tapejax.tensor import Tensor, wrap
 
 
 def vmap(
-    func: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error", *, chunk_size: int | None = None
+    func: Callable[..., Any],
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+    randomness: str = "error",
+    *,
+    chunk_size: int | None = None,
 ) -> Callable[..., Any]:
     """Return `func` mapped over a batch: func is written for one example and runs once, on stand-ins; the whole batch is one program.
 
@@ -28,9 +33,13 @@ def vmap(
     tensor([2., 2., 2.])
     """
     if randomness not in ("error", "different", "same"):
-        raise refuse(RuntimeError, "vmap", f"Only allowed values for randomness are 'error', 'different', or 'same'. Got {randomness}")
+        raise refuse(
+            RuntimeError,
+            "vmap",
+            f"Only allowed values for randomness are 'error', 'different', or 'same'. Got {randomness}",
+        )
     if chunk_size is not None and chunk_size <= 0:
-        raise refuse(ValueError, "vmap", f"vmap: chunk_size should be None or greater than 0. (got {chunk_size})")
+        raise ValueError(f"vmap: chunk_size should be None or greater than 0. (got {chunk_size})")
 
     @functools.wraps(func)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -39,7 +48,15 @@ def vmap(
     return run
 
 
-def _mapped(func: Any, in_dims: Any, out_dims: Any, randomness: str, chunk: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _mapped(
+    func: Any,
+    in_dims: Any,
+    out_dims: Any,
+    randomness: str,
+    chunk: int | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
     name = getattr(func, "__name__", type(func).__name__)
     leaves, spec, axes = _inputs(name, in_dims, args)
     size = _size(leaves, axes)
@@ -81,7 +98,9 @@ def _inputs(name: str, in_dims: Any, args: tuple[Any, ...]) -> tuple[list[Any], 
             axes.append(None)
             continue
         if not isinstance(d, int):
-            raise ValueError(f"{where}: Got in_dim={d} for an input but in_dim must be either an integer dimension or None.")
+            raise ValueError(
+                f"{where}: Got in_dim={d} for an input but in_dim must be either an integer dimension or None."
+            )
         if not isinstance(x, Tensor):
             raise ValueError(
                 f"{where}: Got in_dim={d} for an input but the input is of type {type(x)}. We cannot vmap over non-Tensor arguments, please use"
@@ -102,7 +121,9 @@ def _size(leaves: list[Any], axes: list[int | None]) -> int:
     if not sizes:
         raise ValueError("vmap: at least one of the inputs must be mapped over → give it an int in in_dims")
     if any(s != sizes[0] for s in sizes):
-        raise ValueError(f"vmap: Expected all tensors to have the same size in the mapped dimension, got sizes {sizes} for the mapped dimension")
+        raise ValueError(
+            f"vmap: Expected all tensors to have the same size in the mapped dimension, got sizes {sizes} for the mapped dimension"
+        )
     return sizes[0]
 
 
