@@ -106,9 +106,10 @@ def zeros_of(aval: Any) -> Any:
 
 
 def dependence(program: Program, roots: tuple[int, ...], wanted: tuple[int, ...], seeds: Sequence[Aval], batched: bool) -> list[list[int]]:
-    """Per gradient, the inputs (the program's, then the seeds) whose values it depends on: what torch's graph would show.
+    """Per gradient, the inputs (the program's, then the seeds) that it depends on: what torch's graph would show.
 
-    Read off the traced pullback. A gradient that is the same whatever an input is has no path to it.
+    Values it really depends on, read off the traced pullback, and those that torch's formulas save on the way (the gradient
+    of relu is piecewise constant, yet in torch it has a path to relu's input). An input in neither has no path.
     """
 
     def spec(a: Any) -> Any:
@@ -119,7 +120,47 @@ def dependence(program: Program, roots: tuple[int, ...], wanted: tuple[int, ...]
     with jax.enable_x64(True):
         traced = jax.make_jaxpr(lambda *xs: pull_function(program, roots, wanted, xs[:n], xs[n:], batched))(*(spec(a) for a in avals))
     owner = [i for i, a in enumerate(avals) for _ in (a if isinstance(a, tuple) else (a,))]
-    return [sorted({owner[i] for i in found}) for found in _inputs_of_outputs(traced.jaxpr)]
+    real = [{owner[i] for i in found} for found in _inputs_of_outputs(traced.jaxpr)]
+    return [sorted(values | saved) for values, saved in zip(real, _saved_inputs(program, roots, wanted), strict=True)]
+
+
+def _saved_inputs(program: Program, roots: Sequence[int], wanted: Sequence[int]) -> list[set[int]]:
+    """Per wanted slot, the inputs behind the values that the operations between it and the roots save."""
+    instructions = program.instructions
+    live = {s for s in roots if s >= 0}
+    for i in reversed(range(len(instructions))):
+        if i in live:
+            live.update(s for s in instructions[i][1] if s >= 0)
+    behind = {-i - 1: 1 << i for i in range(len(program.inputs))}  # slot -> bits of the inputs its value depends on
+    above: dict[int, int] = {}  # slot -> bits of the wanted slots that reach it
+    for w, s in enumerate(wanted):
+        above[s] = above.get(s, 0) | 1 << w
+    found = [0] * len(wanted)
+    for i, (kind, slots, stop) in enumerate(instructions):
+        behind[i] = 0
+        reached = 0
+        for s in slots:
+            behind[i] |= behind[s]
+            reached |= above.get(s, 0)
+        if stop or not reached:
+            continue
+        above[i] = above.get(i, 0) | reached
+        if i not in live or isinstance(kind, str) or not kind.saves:
+            continue
+        for operand, s in zip(kind.operands, slots, strict=True):
+            through = above.get(s, 0)
+            names = {*kind.saves.get("*", ()), *kind.saves.get(operand, ())} if through else ()
+            bits = behind[i] if "result" in names else 0
+            for other, t in zip(kind.operands, slots, strict=True):
+                if other in names:
+                    bits |= behind[t]
+            w = 0
+            while through and bits:
+                if through & 1:
+                    found[w] |= bits
+                through >>= 1
+                w += 1
+    return [{i for i in range(len(program.inputs)) if bits >> i & 1} for bits in found]
 
 
 def _inputs_of_outputs(jaxpr: Any) -> list[set[int]]:
