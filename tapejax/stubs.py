@@ -63,7 +63,7 @@ def functions() -> str:
         "from typing import Any",
         "",
     ]
-    packages = ("autograd", "debug", "fft", "func", "interop", "linalg", "nn", "optim", "special", "testing", "utils")
+    packages = ("autograd", "cuda", "debug", "fft", "func", "interop", "linalg", "nn", "optim", "special", "testing", "utils")
     lines += [f"from tapejax import {p} as {p}" for p in packages if hasattr(tapejax, p)]
     generated = dict(_exposed("torch", method=False))
     plain: dict[str, str] = {}

@@ -4,17 +4,25 @@ May import tape/, engine/, storage/, tensor and dispatch. Invariants: gradients 
 gradient is written before every hook has run; what raises leaves `.grad` and graphs as they were.
 """
 
+from tapejax.autograd.anomaly import detect_anomaly, is_anomaly_check_nan_enabled, is_anomaly_enabled, set_detect_anomaly
 from tapejax.autograd import forward_ad, graph
 from tapejax.autograd.function import Function
 from tapejax.autograd import functional
 from tapejax.autograd.entry import backward, grad
 from tapejax.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
-from tapejax.autograd.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from tapejax.autograd.grad_mode import (
+    enable_grad,
+    is_grad_enabled,
+    is_multithreading_enabled,
+    no_grad,
+    set_grad_enabled,
+    set_multithreading_enabled,
+)
 from tapejax.autograd.inference import inference_mode, is_inference_mode_enabled
 from tapejax.autograd.saved import SavedTensor
 
 __all__ = [
-    "SavedTensor", "inference_mode", "is_inference_mode_enabled",
+    "SavedTensor", "detect_anomaly", "is_anomaly_check_nan_enabled", "is_anomaly_enabled", "set_detect_anomaly", "inference_mode", "is_inference_mode_enabled",
     "Function", "GradcheckError", "backward", "enable_grad", "forward_ad", "functional", "grad", "gradcheck", "gradgradcheck", "graph", "is_grad_enabled", "no_grad",
-    "set_grad_enabled",
+    "is_multithreading_enabled", "set_grad_enabled", "set_multithreading_enabled",
 ]  # fmt: skip

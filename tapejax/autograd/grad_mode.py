@@ -181,3 +181,24 @@ class set_grad_enabled(_Switch):
     def __call__(self, function: F) -> F:
         modes.switch(self.bit, self._found & self.bit == self.bit)  # used as a decorator it does not act at once
         return super().__call__(function)
+
+
+class set_multithreading_enabled:
+    """Accepted for torch's sake: a backward is one program, and XLA decides on threads."""
+
+    _enabled = True
+
+    def __init__(self, mode: bool) -> None:
+        self._before = set_multithreading_enabled._enabled
+        set_multithreading_enabled._enabled = bool(mode)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exc: object) -> None:
+        set_multithreading_enabled._enabled = self._before
+
+
+def is_multithreading_enabled() -> bool:
+    """What `set_multithreading_enabled` was last given."""
+    return set_multithreading_enabled._enabled
