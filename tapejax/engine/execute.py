@@ -162,11 +162,12 @@ def _build(key: Any, program: Program, request: Any, donate: tuple[int, ...]) ->
             else:
                 inputs.append(next(given_at) if position in chosen else next(kept_at))
                 position += 1
-        if mode == "values":
-            return derive.values(program, outputs, inputs, facts)
-        if mode == "pull":
-            return derive.values_and_pull(program, outputs, rest[0], inputs, facts)
-        return derive.values_with_residuals(program, outputs, *rest, inputs, facts)
+        with jax.default_matmul_precision("highest"):  # torch multiplies float32 in full; GPUs and TPUs would not by default
+            if mode == "values":
+                return derive.values(program, outputs, inputs, facts)
+            if mode == "pull":
+                return derive.values_and_pull(program, outputs, rest[0], inputs, facts)
+            return derive.values_with_residuals(program, outputs, *rest, inputs, facts)
 
     return Executable(key, jax.jit(call, donate_argnums=(0,)), facts, program, request, donate)
 
