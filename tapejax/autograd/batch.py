@@ -8,6 +8,7 @@ as inputs without a batch axis. Maps nest, since a VMAP node is a node like any 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
@@ -104,6 +105,24 @@ def _without_stops(kind: Kind) -> Kind:
 
 
 forward_ad.TWINS[VMAP] = _without_stops
+
+
+@op("", oracle=None, differentiable=False)
+def unit_rows(total: int, offset: int, shape: Any, dtype: Any) -> Any:
+    """Of `total` unit directions the part that belongs to the value at `offset`: shape `(total, *shape)`."""
+    size = math.prod(shape)
+    return jnp.eye(total, size, -offset, dtype.np).reshape(total, *shape)
+
+
+def units(avals: Sequence[Aval]) -> list[Tensor]:
+    """All unit directions of several values together: per value a tensor `(elements of all, *shape)`."""
+    total = sum(a.size for a in avals)
+    found = []
+    offset = 0
+    for a in avals:
+        found.append(wrap(record(unit_rows, (), (total, offset, a.shape, a.dtype), ())))
+        offset += a.size
+    return found
 
 
 # -- random numbers inside ---------------------------------------------------------------------------------------------

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from tapejax.autograd import forward_ad
-from tapejax.autograd.batch import map_flat
+from tapejax.autograd.batch import map_flat, units
 from tapejax.autograd.entry import grad
 from tapejax.autograd.function import function_alias
 from tapejax.autograd.grad_mode import enable_grad
@@ -20,7 +18,7 @@ from tapejax.autograd.graph_task import zeros_like_aval
 from tapejax.errors import refuse
 from tapejax.tape import modes
 from tapejax.tape.record import record
-from tapejax.tensor import Tensor, leaf_tensor, wrap
+from tapejax.tensor import Tensor, wrap
 
 # -- what goes in and comes out ------------------------------------------------------------------------------------------
 
@@ -332,21 +330,16 @@ def _reverse_jacobian(
     return _untuple(inner, out_tuple)
 
 
-def _unit_rows(t: Tensor) -> Tensor:
-    aval = t.node.aval
-    return leaf_tensor(np.eye(aval.size).reshape(aval.size, *aval.shape).astype(aval.dtype.np), aval.dtype, aval.device)
-
-
 def _rows(output: Tensor, inputs: Sequence[Tensor], create: bool, vectorize: bool) -> tuple[Tensor | None, ...]:
     """Per input the gradients of every element of `output`: `(elements, *in)`."""
     if not output.requires_grad or not output.numel():
         return (None,) * len(inputs)
-    units = _unit_rows(output)
+    (each_element,) = units([output.node.aval])
     try:
         return grad(
             output,
             list(inputs),
-            units,
+            each_element,
             retain_graph=True,
             create_graph=create,
             allow_unused=True,
@@ -357,7 +350,7 @@ def _rows(output: Tensor, inputs: Sequence[Tensor], create: bool, vectorize: boo
             raise
         each = [
             grad(output, list(inputs), u, retain_graph=True, create_graph=create, allow_unused=True)
-            for u in units.unbind(0)
+            for u in each_element.unbind(0)
         ]  # type: ignore[attr-defined]
         found: list[Tensor | None] = []
         for of_input in zip(*each, strict=True):
@@ -377,15 +370,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 def _forward_jacobian(func: Callable[..., Any], inputs: Any) -> Any:
     was_tuple, given = _tuple(inputs, "inputs", "jacobian")
-    total = sum(x.numel() for x in given)
-    seeds = []
-    offset = 0
-    for x in given:
-        n = x.numel()
-        rows = np.zeros((total, n))
-        rows[np.arange(offset, offset + n), np.arange(n)] = 1
-        seeds.append(leaf_tensor(rows.reshape(total, *x.shape).astype(x.dtype.np), x.dtype, x.node.aval.device))
-        offset += n
+    seeds = units([x.node.aval for x in given])
     out_tuple = False
 
     def push(*directions: Tensor) -> list[Tensor]:
@@ -396,7 +381,7 @@ def _forward_jacobian(func: Callable[..., Any], inputs: Any) -> Any:
             moving = [level.tangent(o.node) for o in outs]
             return [wrap(zeros_like_aval(o.node.aval) if t is None else t) for o, t in zip(outs, moving, strict=True)]
 
-    columns = map_flat(push, seeds, [0] * len(seeds), total)
+    columns = map_flat(push, seeds, [0] * len(seeds), seeds[0].shape[0])
     found = []
     for c in columns:
         out_shape = tuple(c.shape[1:])

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
+from tapejax.autograd.batch import units
 from tapejax.func.forward import jvp_at
 from tapejax.func.reverse import replaced, select, vjp_at
 from tapejax.func.tree import flatten, unflatten
 from tapejax.func.vmap import vmap
-from tapejax.tape.aval import Aval
-from tapejax.tensor import Tensor, leaf_tensor
-
-
-def basis(avals: Sequence[Aval]) -> list[Tensor]:
-    """For values of these shapes all unit directions: per value a tensor `(total, *shape)`."""
-    total = sum(a.size for a in avals)
-    found = []
-    offset = 0
-    for a in avals:
-        rows = np.zeros((total, a.size), np.float64)
-        rows[np.arange(offset, offset + a.size), np.arange(a.size)] = 1
-        found.append(leaf_tensor(rows.reshape(total, *a.shape).astype(a.dtype.np), a.dtype, a.device))
-        offset += a.size
-    return found
+from tapejax.tensor import Tensor
 
 
 def jacrev(
@@ -58,7 +43,7 @@ def jacrev(
         _, in_spec = flatten(select(args, argnums))
         avals = [o.node.aval for o in outs]
         rows = vmap(lambda *seeds: tuple(flatten(pull(unflatten(out_spec, seeds)))[0]), chunk_size=chunk_size)(
-            *basis(avals)
+            *units(avals)
         )
         by_output: list[Any] = []
         offset = 0
@@ -104,7 +89,7 @@ def jacfwd(
             found["aux"] = given[2] if has_aux else None
             return tuple(outs)
 
-        columns = vmap(push, randomness=randomness)(*basis(avals))
+        columns = vmap(push, randomness=randomness)(*units(avals))
         by_output = []
         for c in columns:
             out_shape = tuple(c.shape[1:])
@@ -137,4 +122,4 @@ def hessian(func: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Cal
     return jacfwd(jacrev(func, argnums), argnums)
 
 
-__all__ = ["basis", "hessian", "jacfwd", "jacrev"]
+__all__ = ["hessian", "jacfwd", "jacrev"]
