@@ -68,17 +68,21 @@ def contest(
 
 
 def jacobians(rows: list[Row], rounds: int) -> None:
-    for width, batch, steps in ((64, 1, 20), (64, 32, 10)):
+    for width, batch, steps, target in (
+        (64, 1, 20, None),
+        (64, 32, 10, None),
+        (256, 64, 3, TARGET),
+    ):  # the small ones are launch-bound
         arrays = layers(width)
         x = np.random.default_rng(1).standard_normal((batch, width)).astype(np.float32)
         params, inputs = [tj.tensor(a) for a in arrays], tj.tensor(x)
         jparams, jinputs = [jnp.asarray(a) for a in arrays], jnp.asarray(x)
 
         def f(z: Any, params: Any = params) -> Any:
-            return net(tj, params, z).sum(0)
+            return net(tj, params, z).sum(0)[:64]
 
-        twin = jax.jit(jax.jacrev(lambda z, p: net(jnp, p, z).sum(0)))
-        name = f"jacrev, 64 outputs, batch {batch}"
+        twin = jax.jit(jax.jacrev(lambda z, p: net(jnp, p, z).sum(0)[:64]))
+        name = f"jacrev, 64 outputs, width {width}, batch {batch}"
         contest(
             rows,
             name,
@@ -86,20 +90,21 @@ def jacobians(rows: list[Row], rounds: int) -> None:
             lambda t=twin, i=jinputs, p=jparams: [t(i, p)],
             steps,
             rounds,
+            target,
         )
 
-        eye = tj.eye(width)
+        eye = tj.eye(64)
         tracked = inputs.clone().requires_grad_()
 
         def batched(f: Any = f, x: Any = tracked, eye: Any = eye) -> Any:
             return tj.autograd.grad(f(x), x, eye, is_grads_batched=True)
 
-        name = f"is_grads_batched, 64 outputs, batch {batch}"
-        contest(rows, name, batched, lambda t=twin, i=jinputs, p=jparams: [t(i, p)], steps, rounds)
+        name = f"is_grads_batched, 64 outputs, width {width}, batch {batch}"
+        contest(rows, name, batched, lambda t=twin, i=jinputs, p=jparams: [t(i, p)], steps, rounds, target)
 
 
 def per_sample(rows: list[Row], rounds: int, facts: dict[str, Any]) -> None:
-    for width, batch, steps in ((32, 64, 20), (64, 128, 10), (128, 128, 5)):
+    for width, batch, steps, target in ((32, 64, 20, None), (128, 128, 5, TARGET), (256, 128, 3, TARGET)):
         arrays = layers(width)
         rng = np.random.default_rng(1)
         x, y = (rng.standard_normal((batch, width)).astype(np.float32) for _ in range(2))
@@ -122,6 +127,7 @@ def per_sample(rows: list[Row], rounds: int, facts: dict[str, Any]) -> None:
             lambda p=jparams, d=jdata, j=jnorms: j(p, *d),
             steps,
             rounds,
+            target,
         )
 
 
