@@ -143,6 +143,8 @@ def _target(t: Any, name: str) -> Target:
         )
     if node.kind is VAR:
         return Target(node.note, node.note)
+    if name == "backward":
+        t.retain_grad()  # torch's way to store it, which lasts
     return Target(node, t._autograd_meta())
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from tapejax.autograd import anomaly
 from tapejax.autograd.freed import FreedRun
 from tapejax.dispatch import CAST
 from tapejax.engine import derive
@@ -228,10 +229,12 @@ def frame_of(node: Node) -> Any:
     return getattr(note.saved, "frame", None) if note is not None and node.kind is not VAR and note.saved is not None else None
 
 
-def _by_frame(nodes: list[Node]) -> Iterable[list[Node]]:
+def _apart(nodes: list[Node], one_by_one: bool) -> Iterable[list[Node]]:
+    """Nodes of one level in the pieces they make: by checkpointed call, or each op for itself."""
     groups: dict[Any, list[Node]] = {}
     for n in nodes:
-        groups.setdefault(frame_of(n), []).append(n)
+        key = frame_of(n) if not one_by_one else n.inputs[0] if n.kind.op is PICK and n.inputs else n
+        groups.setdefault(key, []).append(n)
     return groups.values()
 
 
@@ -276,6 +279,7 @@ class GraphTask:
         self.executed: list[Node] = []
         self.recomputed: dict[Any, Any] = {}  # checkpoint frame -> what stands in for its nodes: autograd/recompute.py
         self.tie: Node | None = None  # a gradient that a recomputation waits for
+        self.watch = anomaly.watch()
         self.given = seeds
         self.number = _next_number()
         self.wanted_nodes = {t.key for t in targets if isinstance(t.key, Node)} if targets is not None else set()
@@ -294,6 +298,8 @@ class GraphTask:
             self._seed()
             self._plan()
             self._sweep()
+            if self.watch is not None:
+                self.watch.check()
             self._leaves()
         finally:
             _running.tasks.pop()
@@ -367,6 +373,7 @@ class GraphTask:
         self.taking_part = set(order)
         self.below = reached
         level = self.level
+        split = self._one_by_one()
         for n in order:
             if n.kind is VAR:
                 level[n] = 0
@@ -375,7 +382,8 @@ class GraphTask:
             alone = self._alone(n)
             for x in reached[n]:
                 if x in level:
-                    own = max(own, level[x] + (1 if alone or self._alone(x) or _has_python(x) or x.kind is VAR or self._read(x) or frame_of(n) is not frame_of(x) else 0))
+                    apart = alone or self._alone(x) or _has_python(x) or x.kind is VAR or self._read(x) or frame_of(n) is not frame_of(x)
+                    own = max(own, level[x] + (1 if apart or (split and n.kind.op is not PICK) else 0))
             level[n] = own
         self.order = order
 
@@ -396,7 +404,7 @@ class GraphTask:
 
     def _block(self, n: Node) -> Any:
         """The residuals that can stand for `n`'s region: not when a gradient inside it is asked for, or must be differentiable."""
-        if n.kind is VAR or n.note is None or n.note.block is None or self.create:
+        if n.kind is VAR or n.note is None or n.note.block is None or self.create or self.watch is not None:
             return None
         block = n.note.block
         for o in block.nodes:
@@ -436,7 +444,7 @@ class GraphTask:
                     self._piece([n])
                 else:
                     plain.append(n)
-            for piece in _by_frame(plain):
+            for piece in _apart(plain, self._one_by_one()):
                 self._piece(piece)
 
     def _arrived(self, n: Node) -> None:
@@ -529,9 +537,17 @@ class GraphTask:
         inner = [n for n in part if n in self.wanted_nodes or (n.note is not None and n.note.retained_by is not None)]
         inner = [n for n in inner if not (_has_python(n) or (self._read(n) and n in roots and (n.note is None or n.note.retained_by is None)))]
         wanted = [*boundary, *inner]
+        watch = self.watch
+        if watch is not None:
+            wanted += watch.inner([n for n in part if n not in self.gradient and n not in inner])
         if wanted:
             runs = [n for n in part if n not in stop_at]
-            results = self._pull(in_order(part), [r for r in roots if r in part], wanted)
+            order = in_order(part)
+            parent = watch.enter(roots[-1]) if watch is not None else None
+            results = self._pull(order, [r for r in roots if r in part], wanted)
+            if watch is not None:
+                watch.leave(parent)
+                watch.piece(order, roots, [self.gradient[r] for r in roots], results)
             for x, g in zip(wanted, results, strict=True):
                 if x in part:
                     if x in self.wanted_nodes:
@@ -651,12 +667,31 @@ class GraphTask:
         below = [x for x in cut.edges if x is not None and x in self.taking_part]
         if not below:
             return
-        results = cut.run(self.gradient, self.batch)
+        results = self._run_cut(n, cut)
         results = self._call_post_hooks(n, results, self.gradient.get(n))
         for x, g in zip(cut.edges, results, strict=True):
             if x is not None and g is not None and x in self.taking_part:
                 self.gradient[x] = add(self.gradient.get(x), g)
         self.executed += cut.outputs()
+
+    def _run_cut(self, n: Node, cut: Any) -> list[Node | None]:
+        watch = self.watch
+        if watch is None:
+            return cut.run(self.gradient, self.batch)
+        parent = watch.enter(n)
+        try:
+            results = cut.run(self.gradient, self.batch)
+        except Exception:
+            anomaly.tell_of(n)
+            raise
+        finally:
+            watch.leave(parent)
+        watch.function(n, results)
+        return results
+
+    def _one_by_one(self) -> bool:
+        """Whether every op's gradient is a node of its own, so that an anomaly in a later backward can name it."""
+        return self.watch is not None and self.create
 
     # -- leaves -------------------------------------------------------------------------------------------------------
 

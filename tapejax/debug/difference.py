@@ -30,15 +30,21 @@ class Difference(NamedTuple):
 
 def reason(made: Executable, place: Callable[[int], str] = lambda i: "") -> Difference:
     """Why `made` had to be compiled. `place(i)`: " at file.py:3" for an instruction, or ""."""
-    number = CACHE.gone.get(hash(made.key))
-    if number is not None:
-        return Difference(
-            "evicted", f"the same as program {number}, which had left the cache", None, "raise TAPEJAX_CACHE_SIZE or TAPEJAX_CACHE_BYTES", number
-        )
+    gone = evicted(made)
+    if gone is not None:
+        return gone
     base = nearest(made)
     if base is None:
         return Difference("first sight", "no program like it was compiled before")
     return difference(made, base, place)._replace(base=base.number)
+
+
+def evicted(made: Executable) -> Difference | None:
+    number = CACHE.gone.get(hash(made.key))
+    if number is None:
+        return None
+    remedy = "raise TAPEJAX_CACHE_SIZE or TAPEJAX_CACHE_BYTES"
+    return Difference("evicted", f"the same as program {number}, which had left the cache", None, remedy, number)
 
 
 def nearest(made: Executable) -> Executable | None:

@@ -165,8 +165,9 @@ class _Scope:
             made.ports.append(found)
             return found
 
+        parts = loop.parts(frozenset())
         for level, title in LEVELS.items():
-            part = loop.part(level)
+            part = parts[level]
             if not part.slot:
                 continue
             position = {s: j for j, s in part.slot.items()}

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from typing import Any
 
 from tapejax import config
-from tapejax.debug.difference import difference
+from tapejax.debug.difference import difference, evicted
 from tapejax.debug.lines import Line, in_a_loop, user_frame
 from tapejax.engine.cache import BEFORE_COMPILE, Executable
 from tapejax.tape.node import VAR
@@ -63,7 +63,7 @@ def _before(made: Executable, linear: Any) -> None:
             return
         _warned.add(line)
         del _families[mark]
-    why = difference(made, last, lambda i: "")
+    why = evicted(made) or difference(made, last, lambda i: "")
     remedy = f" → {why.remedy}" if why.remedy else ""
     message = (
         f"{line}: this line keeps compiling: {family.count} programs of the same operations so far. The last two differ in {why.kind}:"

@@ -20,8 +20,8 @@ from tapejax.tape.program import STOP, Program
 CONSTANT, RELATIVE, ROW = 0, 1, 2  # classes of an operand: see `reroll.classify`
 ONCE, BATCHED, SCANNED = 0, 1, 2  # levels of an instruction
 
-#: Batched instructions may hold this many bytes, or a few times what they read; beyond that they stay in the loop.
-FREE_BYTES = 1 << 20
+#: A batched instruction of a loop may hold this many bytes; beyond that it stays in the loop, which holds one round at a time.
+FREE_BYTES = 1 << 22
 
 
 class Part(NamedTuple):
@@ -58,8 +58,7 @@ class Loop:
         self.columns: list[tuple[int, ...]] = []  # rows: per column the slot of each round
         self._sources: list[tuple[Any, ...]] = []
         self._find_sources()
-        self.levels = self._find_levels()
-        self.parts: dict[int, Part] = {}
+        self._parts: dict[frozenset[int], dict[int, Part]] = {}
 
     # -- what each operand is -------------------------------------------------------------------------------------
 
@@ -132,39 +131,49 @@ class Loop:
 
     # -- levels ---------------------------------------------------------------------------------------------------
 
-    def _find_levels(self) -> list[int]:
+    def constants(self) -> set[int]:
+        """The slots outside that every round reads."""
+        return {x[1] for sources in self._sources for x in sources if x[0] == "constant"}
+
+    def parts(self, tracked: frozenset[int]) -> dict[int, Part]:
+        """Level -> the instructions of that level; `tracked`: the constants whose gradient is wanted."""
+        made = self._parts.get(tracked)
+        if made is None:
+            levels = self._find_levels(tracked)
+            made = self._parts[tracked] = {level: self._part(levels, level) for level in (ONCE, BATCHED, SCANNED)}
+        return made
+
+    def _find_levels(self, tracked: frozenset[int]) -> list[int]:
         levels: list[int] = []
         for j, sources in enumerate(self._sources):
             level = ONCE
-            read = 0
+            by_round = whole = gathered = 0  # bytes read that differ per round; of constants; of constants with gradients
             for p, source in enumerate(sources):
                 what = source[0]
-                if what == "register":
+                below = SCANNED if what == "register" else BATCHED if what == "row" else ONCE if what == "constant" else levels[source[1]]
+                level = max(level, below)
+                size = nbytes(self.aval_of_operand(j, p))
+                if below == BATCHED:
+                    by_round += size * self.rounds
+                elif below == ONCE:
+                    whole += size
+                    gathered += size if source[0] == "constant" and source[1] in tracked else 0
+            if level == BATCHED:
+                made = self.rounds * nbytes(self.aval_of(j))
+                # The gradient of an entry is as large as what it is an entry of: taken together, all rounds make one such
+                # gradient, one by one they would make one each.
+                if made > FREE_BYTES and made > 2 * gathered and (self.registers or made > 4 * (by_round + whole)):
                     level = SCANNED
-                elif what == "body":
-                    level = max(level, levels[source[1]])
-                elif what == "row":
-                    level = max(level, BATCHED)
-                if level == SCANNED:
-                    break
-                inside = what == "row" or (what == "body" and levels[source[1]] == BATCHED)
-                read += nbytes(self.aval_of_operand(j, p)) * (self.rounds if inside else 1)
-            if level == BATCHED and self.rounds * nbytes(self.aval_of(j)) > max(FREE_BYTES, 4 * read):
-                level = SCANNED
             levels.append(level)
         return levels
 
-    def part(self, level: int) -> Part:
-        """The instructions of `level`, linked to the others through the part's inputs."""
-        made = self.parts.get(level)
-        if made is not None:
-            return made
+    def _part(self, levels: list[int], level: int) -> Part:
         inputs: dict[Any, int] = {}
         avals: list[Any] = []
         slot: dict[int, int] = {}
         words: list[Any] = []
         for j, (kind, _, stop) in enumerate(self._last):
-            if self.levels[j] != level:
+            if levels[j] != level:
                 continue
             if stop:
                 words.append(STOP)
@@ -178,8 +187,7 @@ class Loop:
                         avals.append(self.aval_of_operand(j, p))
                 words.append(inner)
             slot[j] = len(slot)
-        made = self.parts[level] = Part(Program(tuple(words), tuple(avals)), tuple(inputs), slot)
-        return made
+        return Part(Program(tuple(words), tuple(avals)), tuple(inputs), slot)
 
     # -- what others see of it ------------------------------------------------------------------------------------
 
@@ -192,9 +200,7 @@ class Loop:
 
     def reads(self) -> set[int]:
         """The slots outside that the loop reads."""
-        found: set[int] = set().union(*self.columns)
-        for sources in self._sources:
-            found.update(x[1] for x in sources if x[0] == "constant")
+        found = self.constants().union(*self.columns)
         for x in self.registers:
             found.update(s for s in x.start if s is not None)
         return found

@@ -99,10 +99,11 @@ class Replay:
         if self.loops:
             assert needed is not None
             self._wanted = self._read_from_outside(needed)
+            tracked = self._tracked()
         i = 0
         for n, loop in enumerate(self.loops):
             self._run(i, loop.start)
-            self.done.append(Done(self, loop, self._wanted[n]))
+            self.done.append(Done(self, loop, self._wanted[n], frozenset(loop.constants() & tracked)))
             i = loop.stop
         self._run(i, len(program.instructions))
 
@@ -222,6 +223,15 @@ class Replay:
         shape = joined.shape
         return joined.reshape(*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :])
 
+    def _tracked(self) -> set[int]:
+        """The slots whose value depends on one that has a probe."""
+        found = set(self.probes)
+        if found:
+            for i, (kind, slots, fenced) in enumerate(self.program.instructions):
+                if not fenced and not found.isdisjoint(slots) and (kind is VAR or kind.differentiable):
+                    found.add(i)
+        return found
+
     def _read_from_outside(self, needed: Iterable[int]) -> list[dict[int, list[int]]]:
         """Per loop: position -> the rounds (sorted) whose value is read by somebody else."""
         found: list[set[int]] = [set() for _ in self.loops]
@@ -278,8 +288,9 @@ def _apart(loops: Sequence[Loop], probes: Mapping[int, Any]) -> list[Loop]:
 class Done:
     """A loop that ran: its values, per position of the body."""
 
-    def __init__(self, outer: Replay, loop: Loop, wanted: Mapping[int, Sequence[int]]) -> None:
+    def __init__(self, outer: Replay, loop: Loop, wanted: Mapping[int, Sequence[int]], tracked: frozenset[int]) -> None:
         self.loop = loop
+        self.parts = loop.parts(tracked)
         self.once: dict[int, Any] = {}  # position -> the value of every round
         self.stacks: dict[int, Any] = {}  # position -> the values of all rounds, stacked
         self.last: dict[tuple[int, int], Any] = {}  # (position, rounds before the end) -> value
@@ -303,14 +314,14 @@ class Done:
         return self.stacks.get(source[1]) if source[0] == "body" else None
 
     def _once(self) -> None:
-        part = self.loop.part(ONCE)
+        part = self.parts[ONCE]
         if part.slot:
             at = replay(part.program, [self._constant(x) for x in part.inputs], None, part.slot.values())
             self.once = {j: at(s) for j, s in part.slot.items()}
 
     def _batched(self) -> None:
         loop = self.loop
-        part = loop.part(BATCHED)
+        part = self.parts[BATCHED]
         if not part.slot:
             return
         rows = {i: x for i, source in enumerate(part.inputs) if (x := self._row(source)) is not None}
@@ -324,7 +335,7 @@ class Done:
 
     def _scanned(self, wanted: Mapping[int, Sequence[int]]) -> None:
         loop = self.loop
-        part = loop.part(SCANNED)
+        part = self.parts[SCANNED]
         if not part.slot:
             return
         registers = list(loop.registers)

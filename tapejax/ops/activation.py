@@ -262,7 +262,7 @@ def _(make: Make) -> Iterator[ErrorSample]:
     yield error_sample(RuntimeError, "must be either none or tanh", make(3), approximate="sigmoid")
 
 
-@op("torch Tensor nn.functional", promote="common", saves="input weight", grad_name="PreluKernel")
+@op("torch Tensor nn.functional", promote="first", saves="input weight", grad_name="PreluKernel")
 def prelu(input: Array, weight: Array) -> Array:
     """Return `input` above 0 and `weight * input` elsewhere.
 
@@ -281,7 +281,7 @@ def prelu(input: Array, weight: Array) -> Array:
                 f"Mismatch of parameter numbers and input channel size. Found parameter numbers = {weight.size} and "
                 f"channel size = {channels}",
             )
-        weight = weight.reshape(-1, *(1,) * (input.ndim - 2))
+        weight = weight.reshape(-1, *(1,) * (input.ndim - 2))  # channels stand on axis 1
     else:
         weight = weight.reshape(())
     return jnp.where(input > 0, input, weight * input)

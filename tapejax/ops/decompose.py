@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -211,19 +212,33 @@ def _(make: Any) -> Iterator[Any]:
     yield error_sample(RuntimeError, "unrecognized mode", make(2, 2), "full")
 
 
+def _qr(A: Any, mode: str) -> Any:
+    found = qr_op(A, mode)
+    if found.Q.requires_grad and (mode == "r" or (mode == "complete" and A.shape[-2] > A.shape[-1])):
+        when = "mode='r'" if mode == "r" else "mode='complete' and nrows > ncols"
+        for factor in found:
+            factor.register_hook(partial(_refuse_gradient, when))
+    return found
+
+
+def _refuse_gradient(when: str, gradient: Any) -> None:
+    raise refuse(RuntimeError, "linalg.qr", f"The QR decomposition is not differentiable when {when} → use mode='reduced'")
+
+
 @composite("linalg", name="qr")
 def _linalg_qr(A: Any, mode: str = "reduced") -> Any:
     """Return (Q, R) with `A = Q R`, Q orthonormal in K = min(M, N) columns, R upper triangular.
 
-    `mode` "complete" gives M columns (without gradient where M > N), "r" an empty Q and R without gradient.
+    `mode` "complete" gives M columns, "r" an empty Q. RuntimeError when a gradient arrives at the result of "r", or of
+    "complete" where M > N: these have none.
     """
-    return qr_op(A, mode)
+    return _qr(A, mode)
 
 
 @composite("torch Tensor")
 def qr(input: Any, some: bool = True) -> Any:
     """Return (Q, R); torch's older spelling of `linalg.qr` (`some`: the reduced form)."""
-    return qr_op(input, "reduced" if some else "complete")
+    return _qr(input, "reduced" if some else "complete")
 
 
 def _permutation(order: Any, dtype: Any) -> Any:
@@ -231,9 +246,9 @@ def _permutation(order: Any, dtype: Any) -> Any:
     return jnp.swapaxes(jax.nn.one_hot(order, order.shape[-1], dtype=dtype), -1, -2)
 
 
-@op("linalg", returns="P L U", saves="result", oracle="linalg.lu", grad_name="LinalgLu")
-def lu(A: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
-    """Return (P, L, U) with `A = P L U`: a permutation, unit lower and upper triangular, K = min(M, N)."""
+@op("", returns="P L U", saves="result", oracle=None, grad_name="LinalgLu")
+def lu_op(A: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
+    """Return (P, L, U) with `A = P L U`; see `linalg.lu`."""
     matrices("linalg.lu", A, square=False)
     if not pivot:
         raise refuse(NotImplementedError, "linalg.lu", "pivot=False is not supported → use pivot=True")
@@ -244,11 +259,21 @@ def lu(A: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
     return _permutation(order, A.dtype), jnp.tril(packed[..., :, :k], -1) + unit, jnp.triu(packed[..., :k, :])
 
 
-@lu.samples
+@lu_op.samples
 def _(make: Any) -> Iterator[Any]:
     yield make(3, 3)
     yield make(2, 4, 3)
     yield make(2, 4)
+
+
+@composite("linalg")
+def lu(A: Any, *, pivot: bool = True) -> Any:
+    """Return (P, L, U) with `A = P L U`: a permutation, unit lower and upper triangular, K = min(M, N).
+
+    The permutation has no gradient.
+    """
+    found = lu_op(A, pivot=pivot)
+    return found._replace(P=found.P.detach())
 
 
 @op("linalg", returns="LU pivots", saves="result", oracle="linalg.lu_factor", grad_name="LinalgLuFactorEx")
