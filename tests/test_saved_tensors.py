@@ -244,7 +244,7 @@ def test_an_operation_with_several_outputs() -> None:
     x = _leaf(tj, 2, 3)
     with saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
         values, _ = x.max(1)
-        u, s, vh = tj.linalg.svd(x, full_matrices=False)
+        _, s, _ = tj.linalg.svd(x, full_matrices=False)
     (values.sum() + s.sum()).backward()
     r = torch.tensor(x.tolist(), dtype=torch.float64, requires_grad=True)
     (r.max(1).values.sum() + torch.linalg.svdvals(r).sum()).backward()
@@ -301,7 +301,7 @@ def test_hooks_on_one_saved_value() -> None:
     x = _leaf(tj, 3)
     y = x * x
     y.grad_fn._raw_saved_self.register_hooks(lambda t: t, lambda t: 3 * t)
-    with pytest.raises(RuntimeError, match="whose hooks have already been set. Hint: only one pair of hooks is allowed at a time"):
+    with pytest.raises(RuntimeError, match=r"whose hooks have already been set. Hint: only one pair of hooks is allowed at a time"):
         y.grad_fn._raw_saved_self.register_hooks(lambda t: t, lambda t: t)
     raw = y.grad_fn._raw_saved_other
     y.sum().backward()
