@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,8 @@ import tapejax
 from tapejax.engine.cache import CACHE
 from tapejax.engine.reroll import loops_of
 from tapejax.tape.program import Linear, in_order, pending
+
+pytestmark = pytest.mark.filterwarnings("ignore::tapejax.debug.RecompileWarning")  # one line checks many programs
 
 
 def program_of(*tensors):
@@ -92,6 +96,39 @@ def test_states_stay_readable_after_backward():
     for s in states:
         expected = np.tanh(expected @ W.detach().numpy())
         np.testing.assert_allclose(s.detach().numpy(), expected, atol=1e-12)
+
+
+def test_states_are_held_and_the_loss_is_read_before_backward():
+    outcome = []
+    for lib in (tapejax, torch):
+        leaves = Case(None, *RNN).leaves(lib)
+        W, U, b, x = leaves
+        h, states = lib.zeros(2, 4, dtype=lib.float64), []
+        for t in range(40):
+            h = lib.tanh(h @ W + x[t] @ U + b)
+            states.append(h)
+        loss = (lib.stack(states) ** 2).mean()
+        value = loss.item()
+        loss.backward()
+        outcome.append([value, *(v.grad.numpy() for v in leaves), *(s.detach().numpy() for s in states)])
+    for mine, theirs in zip(*outcome, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_a_held_state_starts_the_next_loop():
+    """Truncated backpropagation: states of one program are read by the next."""
+    outcome = []
+    for lib in (tapejax, torch):
+        W, h = Case(None, (4, 4), (2, 4)).leaves(lib)
+        for _ in range(3):
+            states = [h]
+            for _ in range(40):
+                states.append(lib.tanh(states[-1] @ W))
+            (states[-1] ** 2).sum().backward()
+            h = states[-1].detach() + states[7].detach()
+        outcome.append([W.grad.numpy(), h.numpy()])
+    for mine, theirs in zip(*outcome, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
 def test_loss_is_added_up_in_the_loop():
@@ -357,7 +394,7 @@ def test_retained_gradients_and_hooks_in_the_loop():
     outcome = []
     for lib in (tapejax, torch):
         W, h = Case(None, (4, 4), (2, 4)).leaves(lib)
-        y, seen = h, []
+        y = h
         for t in range(40):
             y = lib.tanh(y @ W)
             if t == 25:
@@ -372,7 +409,7 @@ def test_retained_gradients_and_hooks_in_the_loop():
 
 def test_an_optimizers_update_is_no_loop():
     leaves = [tapejax.tensor([1.0, 2.0]) for _ in range(60)]
-    updated = [x * 0.9 - 0.1 * y for x, y in zip(leaves, leaves[1:], strict=False)]
+    updated = [x * 0.9 - 0.1 * y for x, y in itertools.pairwise(leaves)]
     assert loops(*updated) == []
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 from jax.custom_derivatives import SymbolicZero
 
 from tapejax.engine.loop import BATCHED, ONCE, SCANNED, Loop
@@ -320,7 +319,6 @@ class Done:
             self.once = {j: at(s) for j, s in part.slot.items()}
 
     def _batched(self) -> None:
-        loop = self.loop
         part = self.parts[BATCHED]
         if not part.slot:
             return
