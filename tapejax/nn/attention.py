@@ -138,7 +138,7 @@ class MultiheadAttention(Module):
         n, length, _ = q.shape
         heads, d = self.num_heads, self.head_dim
         grown = 0
-        if self.bias_k is not None:
+        if self.bias_k is not None and self.bias_v is not None:
             k = cat([k, self.bias_k.expand(n, 1, self.embed_dim)], 1)
             v = cat([v, self.bias_v.expand(n, 1, self.embed_dim)], 1)
             grown += 1

@@ -84,7 +84,7 @@ class _ConvNd(Module):
                 total = self.dilation[axis] * (self.kernel_size[axis] - 1)
                 amounts += [total // 2, total - total // 2]
             else:
-                amounts += [self.padding[axis]] * 2
+                amounts += [int(self.padding[axis])] * 2
         return resample.pad(input, tuple(amounts), mode=self.padding_mode), 0
 
     def extra_repr(self) -> str:

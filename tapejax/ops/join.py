@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import jax.numpy as jnp
@@ -323,7 +324,7 @@ def tensor_split(input: Any, indices_or_sections: Any = None, dim: int = 0, *, i
         how = how.tolist()
     if isinstance(how, (list, tuple)):
         edges = [0, *(slice(None, int(i)).indices(n)[1] for i in how), n]
-        return tuple(slice_(input, d, a, max(a, b), 1) for a, b in zip(edges[:-1], edges[1:], strict=True))
+        return tuple(slice_(input, d, a, max(a, b), 1) for a, b in pairwise(edges))
     if how is None or how <= 0:
         raise refuse(RuntimeError, "tensor_split", f"number of sections must be larger than 0, got {how}")
     small, larger = divmod(n, int(how))
