@@ -81,7 +81,7 @@ def _pull_residuals_body(arrays: Arrays, tree: Any, batched: bool) -> Any:
     return derive.pull_residuals(tree, arrays[:n], arrays[n:], batched)  # type: ignore[index]
 
 
-PULL = Op(_pull_body, "", {"name": "pull", "grad_name": "Pull", "oracle": None, "saves": "arrays"})
+PULL = Op(_pull_body, "", {"name": "pull", "grad_name": "Pull", "oracle": None, "saves": "value"})
 PULL_RESIDUALS = Op(_pull_residuals_body, "", {"name": "pull_residuals", "oracle": None, "differentiable": False})
 
 
@@ -618,7 +618,7 @@ class GraphTask:
         place = {i: k for k, i in enumerate(needed)}
         plan = PullPlan(program, root_slots, wanted_slots, batch is not None, needed)
         avals = (*(program.inputs[i] for i in needed), *seeds)
-        kind = Kind(PULL, ((len(avals),),), (plan,), avals, ("arrays",) * len(avals))
+        kind = Kind(PULL, ((len(avals),),), (plan,), avals, ("value",) * len(needed) + ("seed",) * len(seeds))
         kind.casts = (None,) * len(avals)
         kind.avals = kind.aval = tuple(a if batch is None else aval_of((batch, *a.shape), a.dtype, a.device) for a in wanted)
         kind.differentiable = True
