@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tapejax import devices
-from tapejax import dtypes
+from tapejax import devices, dtypes
 from tapejax.autograd.function import Function
 from tapejax.dispatch import CAST, assign, operand
 from tapejax.errors import refuse

@@ -454,4 +454,4 @@ def exposures() -> dict[str, dict[str, Any]]:
     return spaces
 
 
-__all__ = ["CAST", "assign", "bind_all", "call", "caller", "exposures", "in_place", "leaf", "NEVER"]
+__all__ = ["CAST", "NEVER", "assign", "bind_all", "call", "caller", "exposures", "in_place", "leaf"]

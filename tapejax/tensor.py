@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import numpy as np
 
-from tapejax import devices
-from tapejax import display, dtypes
+from tapejax import devices, display, dtypes
 from tapejax.engine.materialise import force
 from tapejax.engine.replay import Row
 from tapejax.errors import refuse
@@ -229,17 +230,14 @@ class Tensor(TensorMethods):
         meta = self._meta
         if meta is not None and meta.grad is not None:
             return meta.grad
-        if meta is None or not meta.retains_grad:
-            if self._node.requires_grad and not self.is_leaf:
-                import warnings
-
-                warnings.warn(
-                    "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad attribute won't be populated"
-                    " during autograd.backward(). If you indeed want the .grad field to be populated for a non-leaf Tensor, use"
-                    " .retain_grad() on the non-leaf Tensor.",
-                    UserWarning,
-                    stacklevel=2,
-                )
+        if (meta is None or not meta.retains_grad) and self._node.requires_grad and not self.is_leaf:
+            warnings.warn(
+                "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad attribute won't be populated"
+                " during autograd.backward(). If you indeed want the .grad field to be populated for a non-leaf Tensor, use"
+                " .retain_grad() on the non-leaf Tensor.",
+                UserWarning,
+                stacklevel=2,
+            )
         return None
 
     @grad.setter
@@ -376,7 +374,8 @@ class Tensor(TensorMethods):
         """Return the only element as a Python number."""
         if self._node.aval.size != 1:
             raise refuse(
-                RuntimeError, "item", f"a Tensor with {self._node.aval.size} elements cannot be converted to Scalar (shape {tuple(self.shape)}) → reduce it, or use .tolist()"
+                RuntimeError, "item", f"a Tensor with {self._node.aval.size} elements cannot be converted to Scalar (shape {tuple(self.shape)}) → reduce it, or use"
+                " .tolist()"
             )
         return _host(self.array()).item()
 
@@ -465,7 +464,7 @@ class Tensor(TensorMethods):
             made.requires_grad_()
         if self._meta is not None and self._meta.grad is not None:
             made.grad = self._meta.grad.__deepcopy__(memo)
-        made.__dict__.update({k: _deepcopied(v, memo) for k, v in self.__dict__.items()})
+        made.__dict__.update({k: copy.deepcopy(v, memo) for k, v in self.__dict__.items()})
         return made
 
     def __reduce__(self) -> Any:
@@ -563,12 +562,6 @@ def grad_fn_name(node: Node) -> str:
         if kind.op.grad_name == "CopySlices":
             return "CopySlices"
         return f"{kind.op.grad_name}Backward0"
-
-
-def _deepcopied(value: Any, memo: dict[int, Any]) -> Any:
-    import copy
-
-    return copy.deepcopy(value, memo)
 
 
 def _rebuild(cls: type[Tensor], array: np.ndarray, dtype: str, requires_grad: bool, state: dict[str, Any]) -> Tensor:

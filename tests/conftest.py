@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import hypothesis
@@ -12,6 +13,7 @@ from oracle import torch
 
 hypothesis.settings.register_profile("dev", max_examples=100, deadline=None, print_blob=True)
 hypothesis.settings.register_profile("ci", max_examples=2000, deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

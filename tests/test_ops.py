@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from op_calls import OPS, Call, arrays_in, call, differentiable, gradients, read, samples_of, torch_call, with_arrays
+from differences import CORNERS, SYMMETRIC, direction, moved, smooth
+from op_calls import OPS, Call, arrays_in, call, differentiable, gradients, read, samples_of, torch_call
 from oracle import compiled, torch
 from tapejax.ops.samples import Make
 from tapejax.tape.op import TABLE
@@ -21,29 +22,6 @@ NO_SAMPLES = {
     "rrelu_sample": "drawn slopes; test_random_ops.py",
     "of_example": "means something under vmap only",
 }
-
-#: Samples at ties, jumps and corners: skipped where the slopes to either side differ.
-CORNERS = {
-    "amax", "amin", "atan2", "clamp", "cummax", "cummin", "fmax", "fmin", "max_dim", "max_full", "max_pool1d", "maximum", "median_dim",
-    "median_full", "min_dim", "min_full", "minimum", "mode", "nanmedian_dim", "nanmedian_full", "round", "sign", "sort_op", "topk",
-}  # fmt: skip
-
-#: Samples not compared with finite differences: which, and why.
-NO_DIFFERENCES: dict[str, tuple[Any, str]] = {
-    "cholesky_ex": (lambda s: np.linalg.eigvalsh(s.args[0]).min() < 0, "no factor exists"),
-    "embedding": (lambda s: bool(s.kwargs), "by contract padding_idx gets no gradient, and repeats share theirs"),
-    "gumbel_sample": (lambda s: s.args[2], "the hard sample passes the soft one's gradient"),
-    "hypot": (lambda s: np.max(s.args[0]) > 1e100, "the step is below the rounding of 1e200"),
-    "normal_around": (lambda s: True, "torch gives mean and deviation no gradient through a draw"),
-    "nanquantile": (lambda s: np.max(s.args[1]) == 1, "the step leaves [0, 1]"),
-    "quantile": (lambda s: np.max(s.args[1]) == 1, "the step leaves [0, 1]"),
-    "pinv": (lambda s: s.args[0].ndim == 2 and np.linalg.matrix_rank(s.args[0]) < min(s.args[0].shape), "the step changes the rank"),
-    "lstsq_op": (lambda s: True, "the composite detaches the singular values"),
-}
-
-#: Only one triangle of the operand is read and torch's gradient is symmetric: the direction has to be symmetric too.
-SYMMETRIC = {"cholesky", "cholesky_ex", "eigh", "eigvalsh"}
-
 
 def test_every_operation_has_samples() -> None:
     without = {name for name, op in OPS.items() if not samples_of(op)}
@@ -104,7 +82,7 @@ def _same_as_differences(name: str, samples: list[Any], calls: list[Call], grads
     at = iter(read(outputs))
     middle = [[next(at) if o.requires_grad else None for o in c.outputs] for c in calls]
     for _ in range(2):
-        directions = [[_direction(rng, a, name in SYMMETRIC) for a in arrays_in((s.args, s.kwargs))] for s in samples]
+        directions = [[direction(rng, a, name in SYMMETRIC) for a in arrays_in((s.args, s.kwargs))] for s in samples]
         up, down = (_moved(name, samples, directions, sign * STEP) for sign in (1, -1))
         given, mine = iter(seeds), iter(grads)
         for s, c, vs, above, below, here in zip(samples, calls, directions, up, down, middle, strict=True):
@@ -118,17 +96,14 @@ def _same_as_differences(name: str, samples: list[Any], calls: list[Call], grads
                 if x.requires_grad:
                     g = next(mine)
                     inner += 0.0 if g is None or v is None else np.vdot(read([g])[0], v).real
-            if _excused(name, s, left, right):
+            if not smooth(name, s) or (name in CORNERS and not np.isclose(left, right, rtol=1e-3, atol=1e-3)):
                 continue
             np.testing.assert_allclose(inner, (left + right) / 2, *DIFFERENCE, err_msg=f"{name}{s}: gradient against central difference")
 
 
 def _moved(name: str, samples: list[Any], directions: list[Any], step: float) -> list[list[np.ndarray]]:
     """The outputs of every sample at arrays + step * directions."""
-    made = []
-    for s, vs in zip(samples, directions, strict=True):
-        arrays = [a if v is None else np.asarray(a + step * v) for a, v in zip(arrays_in((s.args, s.kwargs)), vs, strict=True)]
-        made.append(call(OPS[name], with_arrays(s, arrays), grad=False))
+    made = [moved(OPS[name], s, vs, step, grad=False) for s, vs in zip(samples, directions, strict=True)]
     values = iter(read([o for c in made for o in c.outputs]))
     return [[next(values) for _ in c.outputs] for c in made]
 
@@ -137,23 +112,6 @@ def _step(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """(above - below) / STEP; what is equal (infinities, NaNs) has not moved."""
     with np.errstate(invalid="ignore"):
         return np.where((above == below) | (np.isnan(above) & np.isnan(below)), 0, above - below) / STEP
-
-
-def _excused(name: str, s: Any, left: float, right: float) -> bool:
-    if name in NO_DIFFERENCES and NO_DIFFERENCES[name][0](s):
-        return True
-    if not all(np.isfinite(a).all() for a in arrays_in((s.args, s.kwargs))):
-        return True  # at infinity and NaN the conventions are torch's; there is no slope
-    return name in CORNERS and not np.isclose(left, right, rtol=1e-3, atol=1e-3)
-
-
-def _direction(rng: np.random.Generator, a: np.ndarray, symmetric: bool) -> np.ndarray | None:
-    """A random direction for a double-precision array; others stay where they are."""
-    if a.dtype not in (np.float64, np.complex128):
-        return None
-    v = rng.normal(size=a.shape)
-    v = v + 1j * rng.normal(size=a.shape) if a.dtype.kind == "c" else v
-    return np.asarray(v + np.conj(np.swapaxes(v, -1, -2)) if symmetric else v)
 
 
 @pytest.mark.parametrize("name", sorted(n for n, op in OPS.items() if op.error_inputs(Make(0))))

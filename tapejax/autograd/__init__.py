@@ -4,12 +4,15 @@ May import tape/, engine/, storage/, tensor and dispatch. Invariants: gradients 
 gradient is written before every hook has run; what raises leaves `.grad` and graphs as they were.
 """
 
-from tapejax.autograd.anomaly import detect_anomaly, is_anomaly_check_nan_enabled, is_anomaly_enabled, set_detect_anomaly
-from tapejax.autograd import forward_ad, graph
-from tapejax.autograd.function import Function
-from tapejax.autograd import functional
+from tapejax.autograd import forward_ad, functional, graph
+from tapejax.autograd.anomaly import (
+    detect_anomaly,
+    is_anomaly_check_nan_enabled,
+    is_anomaly_enabled,
+    set_detect_anomaly,
+)
 from tapejax.autograd.entry import backward, grad
-from tapejax.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
+from tapejax.autograd.function import Function
 from tapejax.autograd.grad_mode import (
     enable_grad,
     is_grad_enabled,
@@ -18,6 +21,7 @@ from tapejax.autograd.grad_mode import (
     set_grad_enabled,
     set_multithreading_enabled,
 )
+from tapejax.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
 from tapejax.autograd.inference import inference_mode, is_inference_mode_enabled
 from tapejax.autograd.saved import SavedTensor
 

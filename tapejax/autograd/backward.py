@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tapejax.autograd.freed import FreedRun
 from tapejax.autograd.graph_task import (
     GraphTask,
     Target,
@@ -20,11 +21,9 @@ from tapejax.autograd.graph_task import (
     reached_inputs,
     saved_check,
 )
-from tapejax.autograd.freed import FreedRun
 from tapejax.engine.derive import Pull
 from tapejax.engine.execute import donatable, run
 from tapejax.engine.materialise import _with, finish, outputs_of, recipes_kept, refuse_arguments
-from tapejax.errors import refuse
 from tapejax.tape import modes, waiting
 from tapejax.tape.node import VAR, Node, leaf
 from tapejax.tape.note import Meta

@@ -113,7 +113,8 @@ def grad(
 
 
 def _sequence(x: Any) -> tuple[Any, ...]:
-    return (x,) if isinstance(x, (Tensor, GradientEdge)) or x is None or not isinstance(x, (Sequence, tuple, list)) and not hasattr(x, "__iter__") else tuple(x)
+    single = isinstance(x, (Tensor, GradientEdge)) or x is None or not hasattr(x, "__iter__")
+    return (x,) if single else tuple(x)
 
 
 def _inputs(inputs: Any, name: str) -> Sequence[Any]:

@@ -382,7 +382,7 @@ class GraphTask:
             alone = self._alone(n)
             for x in reached[n]:
                 if x in level:
-                    apart = alone or self._alone(x) or _has_python(x) or x.kind is VAR or self._read(x) or frame_of(n) is not frame_of(x)
+                    apart = alone or self._alone(x) or self._python(x) or x.kind is VAR or self._read(x) or frame_of(n) is not frame_of(x)
                     own = max(own, level[x] + (1 if apart or (split and n.kind.op is not PICK) else 0))
             level[n] = own
         self.order = order
@@ -410,7 +410,7 @@ class GraphTask:
         for o in block.nodes:
             if o.note is None or (o is n and len(block.outputs) == 1):
                 continue
-            if o in self.wanted_nodes or _has_python(o) or o.note.retained_by is not None:
+            if o in self.wanted_nodes or self._python(o) or o.note.retained_by is not None:
                 return None
         return None if n.note.post_hooks else block
 
@@ -452,7 +452,7 @@ class GraphTask:
         note = n.note
         if self._read(n):
             self.captured[n] = self.gradient[n]
-        if note is None or not (_has_python(n)):
+        if note is None or not (self._python(n)):
             return
         g = self.gradient[n]
         if note.hooks:
@@ -468,6 +468,10 @@ class GraphTask:
     def _passes(self, n: Node) -> bool:
         """Whether the node itself must run (a captured target of `grad` need not)."""
         return self.accumulate or self.targets is None or n not in self.wanted_nodes or any(x in self.taking_part for x in self._below(n))
+
+    def _python(self, n: Node) -> bool:
+        """Whether Python must see the gradient of `n` itself; one that is kept and differentiated again is a node of its own."""
+        return _has_python(n) or (self.create and n.kind is not VAR and n.note is not None and n.note.retained_by is not None)
 
     def _call_hooks(self, hooks: dict[int, Any], g: Node) -> Node:
         if self.batch is not None:
@@ -535,7 +539,7 @@ class GraphTask:
             if n not in stop_at:
                 saved_check(n)
         inner = [n for n in part if n in self.wanted_nodes or (n.note is not None and n.note.retained_by is not None)]
-        inner = [n for n in inner if not (_has_python(n) or (self._read(n) and n in roots and (n.note is None or n.note.retained_by is None)))]
+        inner = [n for n in inner if not (self._python(n) or (self._read(n) and n in roots and (n.note is None or n.note.retained_by is None)))]
         wanted = [*boundary, *inner]
         watch = self.watch
         if watch is not None:
@@ -657,7 +661,7 @@ class GraphTask:
         for o in live:
             if o in self.wanted_nodes:
                 self.captured[o] = self.gradient[o]
-            if o.note.retained_by is not None and not _has_python(o):
+            if o.note.retained_by is not None and not self._python(o):
                 self._retain(o.note.retained_by, self.gradient[o])
         self.executed += walked
 

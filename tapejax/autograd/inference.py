@@ -34,7 +34,7 @@ class inference_mode(_Switch):
         made = object.__new__(cls)
         if not callable(mode):
             return made
-        made.__init__(True)
+        inference_mode.__init__(made, True)
         return made(mode)
 
     def __init__(self, mode: bool = True) -> None:

@@ -52,7 +52,7 @@ def _mark(arrays: Any) -> Any:
 
 def _body(function: Callable[..., Any]) -> Callable[..., Any]:
     def body(arrays: Any, call: _Call) -> Any:
-        given = iter(arrays)
+        given = iter(arrays if call.wide else map(_narrow, arrays))
         leaves = [next(given) if r is None else r[0] for r in call.rest]
         args, kwargs = jax.tree.unflatten(call.tree, leaves)
         with jax.enable_x64(call.wide):
@@ -68,6 +68,11 @@ def _body(function: Callable[..., Any]) -> Callable[..., Any]:
         return results[0] if len(results) == 1 else tuple(results)
 
     return body
+
+
+def _narrow(x: Any) -> Any:
+    """64-bit integers as JAX has them in its 32-bit mode."""
+    return x.astype({"int64": jnp.int32, "uint64": jnp.uint32}[x.dtype.name]) if x.dtype.name in ("int64", "uint64") else x
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -87,7 +92,8 @@ def from_jax(function: Callable[..., Any]) -> Callable[..., Any]:
     Arguments and results are pytrees. Tensors, NumPy and JAX arrays among the arguments become arrays; everything else
     (numbers, strings, None) is fixed, hashable, and part of the program, so that it may steer Python control flow: pass a
     0-d Tensor for a number that changes. The function must be pure. It runs in the process's own JAX precision, or with
-    64-bit types if an argument has one. Values it closes over are constants; gradients reach its arguments only.
+    64-bit types if a floating argument has one (otherwise 64-bit integers enter as 32-bit ones). Values it closes over are
+    constants; gradients reach its arguments only.
     The same function object is the same operation: define it once, not in the loop.
 
     >>> import jax.numpy as jnp, tapejax as tj

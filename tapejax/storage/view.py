@@ -251,9 +251,8 @@ def write(tensor: Any, value: Node) -> None:
         value.aval = value.aval.marked(head.aval.inference)
     if storage.meta is not None:
         value = variable(value, storage.meta)
-    elif head.requires_grad and not value.requires_grad:
-        if not modes.MODE.get() & modes.GRAD:
-            value = _overlaid(head, value)
+    elif head.requires_grad and not value.requires_grad and not modes.MODE.get() & modes.GRAD:
+        value = _overlaid(head, value)
     storage.rewrite(value)
     if storage.mirrors is not None:
         storage.outdate_mirrors()

@@ -65,13 +65,12 @@ class Linear:
         variables: list[Node] = []
         uses = [0] * len(order)
         word, find = words.append, slot.get
-        i = 0
-        for node in order:
+        for i, node in enumerate(order):
             kind = node.kind
             if kind is VAR:
                 variables.append(node)
-            elif region is not None and node not in region:
-                word(STOP)
+            elif region is not None and node not in region and any([x.requires_grad for x in node.inputs]):
+                word(STOP)  # elsewhere there is no gradient to stop, and a JAX transform around the program must get through
             word(kind)
             for x in node.inputs:
                 s = find(x)
@@ -85,7 +84,6 @@ class Linear:
                     input_uses[-s - 1] += 1
                 word(s)
             slot[node] = i
-            i += 1
         self.order = order
         self.region = region
         self.slot = slot
