@@ -221,8 +221,8 @@ def recording(rows: list[Row], rounds: int, facts: dict[str, Any]) -> None:
             e = d * b
             lib.exp(e)
             c.sum()
-            (b > y)
-            e / b
+            _ = b > y
+            _ = e / b
             lib.relu(d)
 
         return step, (lambda: None)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-
 #: Seconds before every block: the previous contestant's thread pool goes to sleep (OpenMP workers spin for a while).
 PAUSE = 0.05
 

@@ -16,12 +16,12 @@ from tapejax.tensor import Size, Tensor
 for _module in pkgutil.iter_modules(ops.__path__):
     importlib.import_module(f"tapejax.ops.{_module.name}")
 
-from tapejax import autograd, convert, dispatch, operators  # noqa: E402
-from tapejax.autograd import is_anomaly_check_nan_enabled, is_anomaly_enabled  # noqa: E402
-from tapejax.autograd import enable_grad, inference_mode, is_grad_enabled, is_inference_mode_enabled, no_grad, set_grad_enabled  # noqa: E402
-from tapejax.devices import device  # noqa: E402
-from tapejax.dtypes import dtype, get_default_dtype, set_default_dtype  # noqa: E402
-from tapejax.rng import Generator, default_generator, get_rng_state, initial_seed, manual_seed, seed, set_rng_state  # noqa: E402
+from tapejax import autograd, convert, dispatch, operators
+from tapejax.autograd import is_anomaly_check_nan_enabled, is_anomaly_enabled
+from tapejax.autograd import enable_grad, inference_mode, is_grad_enabled, is_inference_mode_enabled, no_grad, set_grad_enabled
+from tapejax.devices import device
+from tapejax.dtypes import dtype, get_default_dtype, set_default_dtype
+from tapejax.rng import Generator, default_generator, get_rng_state, initial_seed, manual_seed, seed, set_rng_state
 
 dispatch.bind_all()
 _spaces = dispatch.exposures()
@@ -35,9 +35,9 @@ for _dtype in dtypes.ALL:
     for _name in (_dtype.name, *_dtype.aliases):
         globals()[_name] = _dtype
 
-from tapejax import cuda, debug, func, interop, nn, optim, testing  # noqa: E402
-from tapejax.func import vmap  # noqa: E402
-from tapejax.serialization import load, save  # noqa: E402
+from tapejax import cuda, debug, func, interop, nn, optim, testing
+from tapejax.func import vmap
+from tapejax.serialization import load, save
 
 for _space, _functions in _spaces.items():  # nn.functional, special, linalg, fft
     _module = importlib.import_module(f"tapejax.{_space}")

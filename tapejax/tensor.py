@@ -374,8 +374,8 @@ class Tensor(TensorMethods):
         """Return the only element as a Python number."""
         if self._node.aval.size != 1:
             raise refuse(
-                RuntimeError, "item", f"a Tensor with {self._node.aval.size} elements cannot be converted to Scalar (shape {tuple(self.shape)}) → reduce it, or use"
-                " .tolist()"
+                RuntimeError, "item", f"a Tensor with {self._node.aval.size} elements cannot be converted to Scalar (shape {tuple(self.shape)}) →"
+                " reduce it, or use .tolist()"
             )
         return _host(self.array()).item()
 

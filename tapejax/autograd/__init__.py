@@ -26,7 +26,26 @@ from tapejax.autograd.inference import inference_mode, is_inference_mode_enabled
 from tapejax.autograd.saved import SavedTensor
 
 __all__ = [
-    "SavedTensor", "detect_anomaly", "is_anomaly_check_nan_enabled", "is_anomaly_enabled", "set_detect_anomaly", "inference_mode", "is_inference_mode_enabled",
-    "Function", "GradcheckError", "backward", "enable_grad", "forward_ad", "functional", "grad", "gradcheck", "gradgradcheck", "graph", "is_grad_enabled", "no_grad",
-    "is_multithreading_enabled", "set_grad_enabled", "set_multithreading_enabled",
-]  # fmt: skip
+    "Function",
+    "GradcheckError",
+    "SavedTensor",
+    "backward",
+    "detect_anomaly",
+    "enable_grad",
+    "forward_ad",
+    "functional",
+    "grad",
+    "gradcheck",
+    "gradgradcheck",
+    "graph",
+    "inference_mode",
+    "is_anomaly_check_nan_enabled",
+    "is_anomaly_enabled",
+    "is_grad_enabled",
+    "is_inference_mode_enabled",
+    "is_multithreading_enabled",
+    "no_grad",
+    "set_detect_anomaly",
+    "set_grad_enabled",
+    "set_multithreading_enabled",
+]

@@ -371,15 +371,28 @@ def _wrap_outputs(
     for d in ctx._dirty:
         if not any(d is i for i in inputs):
             warnings.warn(
-                f"{name}: ctx.mark_dirty() received a tensor that was not an input. Only input Tensors that have been mutated should be passed to ctx.mark_dirty().", UserWarning, stacklevel=4
+                f"{name}: ctx.mark_dirty() received a tensor that was not an input. Only input Tensors that have been mutated should be"
+                " passed to ctx.mark_dirty().",
+                UserWarning,
+                stacklevel=4,
             )
         elif not any(d is o for o in outputs):
-            raise refuse(RuntimeError, name, "Some elements marked as dirty during the forward method were not returned as output. The inputs that are modified inplace must all be outputs of the Function.")
+            raise refuse(
+                RuntimeError,
+                name,
+                "Some elements marked as dirty during the forward method were not returned as output. The inputs that are"
+                " modified inplace must all be outputs of the Function.",
+            )
     if needs:
         for d in ctx._dirty:
             if any(d is i for i in inputs):
                 if d._alias is not None and d._alias.lenses and len(outputs) > 1 and d.requires_grad:
-                    raise refuse(RuntimeError, name, "If your Function modifies inplace an input that is a view of another Tensor, your Function cannot return more than one Tensor. → clone() the input first")
+                    raise refuse(
+                        RuntimeError,
+                        name,
+                        "If your Function modifies inplace an input that is a view of another Tensor, your Function cannot return more"
+                        " than one Tensor. → clone() the input first",
+                    )
                 check_writable(d, name, True)
     cut = Cut(name, ctx, edges)
     ctx._cut_ref = weakref.ref(cut)
@@ -493,7 +506,8 @@ def _save(ctx: FunctionCtx, outputs: tuple[Any, ...], made: Sequence[Any]) -> No
                 "Inference tensors cannot be saved for backward. To work around this, you can make a clone to get a normal tensor and use it"
                 " in autograd, or use no_grad() instead of inference_mode().",
             )
-        index = next((i for i, o in reversed(list(enumerate(outputs))) if o is t and made[i] is not None and _is_new(made[i], t)), None) if t is not None else None
+        places = [i for i, o in enumerate(outputs) if o is t and made[i] is not None and _is_new(made[i], t)] if t is not None else []
+        index = places[-1] if places else None
         s = _Saved(t if index is None else made[index], index)
         saved.append(s)
     ctx._saved = saved

@@ -20,6 +20,7 @@ from tapejax.autograd.saved import (
     saved_tensors_hooks,
 )
 from tapejax.errors import refuse
+from tapejax.storage.view import alias_of
 from tapejax.tape import node as tape
 from tapejax.tape.node import SCALAR, VAR
 from tapejax.tape.note import note_of
@@ -202,10 +203,20 @@ def node_of_edge(edge: GradientEdge) -> tape.Node:
 
 def increment_version(tensor: Any) -> None:
     """Count a write to `tensor` that autograd could not see."""
-    from tapejax.storage.view import alias_of
-
     for t in tensor if isinstance(tensor, (list, tuple)) else (tensor,):
         alias_of(t).storage.counter.version += 1
 
 
-__all__ = ["AccumulateGrad", "GradientEdge", "Node", "SavedTensor", "allow_mutation_on_saved_tensors", "disable_saved_tensors_hooks", "get_gradient_edge", "increment_version", "register_multi_grad_hook", "save_on_cpu", "saved_tensors_hooks"]
+__all__ = [
+    "AccumulateGrad",
+    "GradientEdge",
+    "Node",
+    "SavedTensor",
+    "allow_mutation_on_saved_tensors",
+    "disable_saved_tensors_hooks",
+    "get_gradient_edge",
+    "increment_version",
+    "register_multi_grad_hook",
+    "save_on_cpu",
+    "saved_tensors_hooks",
+]

@@ -69,7 +69,7 @@ class Linear:
             kind = node.kind
             if kind is VAR:
                 variables.append(node)
-            elif region is not None and node not in region and any([x.requires_grad for x in node.inputs]):
+            elif region is not None and node not in region and any([x.requires_grad for x in node.inputs]):  # noqa: C419 (short, and faster)
                 word(STOP)  # elsewhere there is no gradient to stop, and a JAX transform around the program must get through
             word(kind)
             for x in node.inputs:
