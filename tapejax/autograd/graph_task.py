@@ -324,8 +324,9 @@ class GraphTask:
 
     def _forget(self) -> None:
         """Let go of the graph: a value that only this object holds need not be an output of the program."""
-        self.gradient, self.captured, self.level, self.below, self.given = {}, {}, {}, {}, ()
-        self.executed, self.order, self.taking_part, self.recomputed, self.tie = [], [], set(), {}, None
+        for table in (self.gradient, self.captured, self.level, self.below, self.recomputed, self.executed, self.order, self.taking_part):
+            table.clear()
+        self.given, self.tie = (), None
 
     def reaches(self, node: Node) -> bool:
         """Whether this backward brings a gradient to `node`."""
