@@ -425,7 +425,7 @@ class Tensor(TensorMethods):
     def __hash__(self) -> int:
         return id(self)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self) -> str:
         node = self.node
         is_leaf = node.kind is VAR
         name = None

@@ -35,6 +35,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xfail(strict=True, reason=fault.args[0]))
 
 
+@pytest.fixture(autouse=True)
+def grad_mode() -> Any:
+    """A test that fails inside a mode must not take the others with it."""
+    yield
+    for lib in (tapejax, torch):
+        if lib is not None:
+            lib.set_grad_enabled(True)
+
+
 @pytest.fixture(params=["tapejax", "torch"])
 def tl(request: pytest.FixtureRequest) -> Any:
     """The library under test and, with the same program text and the same assertions, torch."""

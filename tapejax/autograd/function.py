@@ -128,10 +128,11 @@ class _Saved:
             counter = self.tensor._alias.storage.counter
             self.home = (counter, counter.version)
 
-    def kept(self, cut: Cut | None) -> Tensor:
+    def kept(self, cut: Cut | None) -> Any:
         """The tensor as hooks or a checkpoint give it back."""
         ref = cut.output_refs[self.index] if cut is not None and self.index is not None else None
-        return wrap(self.keeper.get(ref() if ref is not None else self.node))
+        keeper: Any = self.keeper
+        return wrap(keeper.get(ref() if ref is not None else self.node))
 
     def current(self, cut: Cut | None) -> tuple[Tensor, Any]:
         """The tensor, and the (counter, version) that must not have moved."""

@@ -125,7 +125,7 @@ def _graph_node(node: tape.Node) -> tape.Node:
 
 
 def _below(node: tape.Node) -> Any:
-    below = _edges_or_none(node)
+    below: Any = _edges_or_none(node)
     if node.kind is not VAR and node.kind.name == "pick" and below:
         return _edges_or_none(below[0])
     return below

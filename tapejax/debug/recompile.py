@@ -1,11 +1,12 @@
 """One warning when a line in a loop keeps compiling new programs that differ only in shapes, statics or length.
 
 Counted when a program compiles, so that a hit costs nothing. A line counts while it or one of its callers is in a loop of the
-user's; programs count together when they use the same operations on the same element types.
+user's; programs count together when they use the same operations on the same element types. Under pytest each test counts alone.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 import weakref
@@ -35,7 +36,7 @@ class _Family:
 
 
 _MOST_LINES = 1024
-_families: OrderedDict[tuple[Line, Any], _Family] = OrderedDict()
+_families: OrderedDict[tuple[Any, ...], _Family] = OrderedDict()
 _warned: set[Line] = set()
 _lock = threading.Lock()
 
@@ -48,7 +49,7 @@ def _before(made: Executable, linear: Any) -> None:
     line = Line(frame.f_code.co_filename, frame.f_lineno)
     if line in _warned or not in_a_loop(frame):
         return
-    mark = line, _signature(made.program)
+    mark = line, os.environ.get("PYTEST_CURRENT_TEST"), _signature(made.program)  # a test suite is not a loop
     with _lock:
         family = _families.setdefault(mark, _Family())
         _families.move_to_end(mark)
@@ -76,11 +77,18 @@ def _signature(program: Program) -> Any:
     """What programs of a kind have in common: operations and element types, whatever the shapes, statics and repetitions."""
     names: set[str] = set()
     types: set[Any] = set()
-    for kind, _, _ in program.instructions:
-        if kind is not VAR:
+    waiting = [program]
+    while waiting:
+        for kind, _, _ in waiting.pop().instructions:
+            if kind is VAR:
+                continue
             names.add(kind.name)
             if kind.avals is None:
                 types.add(kind.aval.dtype)
+            for x in kind.statics:  # a gradient or a mapped function has its program as a parameter
+                inner = x if isinstance(x, Program) else getattr(x, "program", None)
+                if isinstance(inner, Program):
+                    waiting.append(inner)
     return frozenset(names), frozenset(types)
 
 

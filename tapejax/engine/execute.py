@@ -167,7 +167,7 @@ def _build(key: Any, program: Program, request: Any, donate: tuple[int, ...]) ->
                 return derive.values(program, outputs, inputs, facts)
             if mode == "pull":
                 return derive.values_and_pull(program, outputs, rest[0], inputs, facts)
-            return derive.values_with_residuals(program, outputs, *rest, inputs, facts)
+            return derive.values_with_residuals(program, outputs, rest[0], rest[1], inputs, facts)
 
     return Executable(key, jax.jit(call, donate_argnums=(0,)), facts, program, request, donate)
 

@@ -59,7 +59,7 @@ def _force(todo: list[Node], also: list[Node], keep_residuals: bool) -> None:
     order = in_order(found)
     linear = Linear(order)
     held = outputs_of(linear, todo)
-    tracked = [i for i in held if order[i].requires_grad and order[i].aval.__class__ is not tuple]  # single outputs have gradients
+    tracked = [i for i in held if order[i].requires_grad and not isinstance(order[i].aval, tuple)]  # single outputs have gradients
     region = grad_region([order[i] for i in tracked]) if 0 < len(tracked) <= MANY and keep_residuals else None  # many: every state of a loop
     if region is not None:
         _force_with_residuals(linear, held, tracked, *region)

@@ -255,9 +255,9 @@ class Replay:
             for s in slots:
                 read(s)
         wanted: list[dict[int, list[int]]] = []
-        for loop, slots in zip(self.loops, found, strict=True):
+        for loop, chosen in zip(self.loops, found, strict=True):
             by_position: dict[int, list[int]] = {}
-            for s in sorted(slots):
+            for s in sorted(chosen):
                 position, r = loop.place(s)
                 by_position.setdefault(position, []).append(r)
             wanted.append(by_position)
@@ -348,7 +348,7 @@ class Done:
                 continue
             if n is None and reach == 1 and _is_plain(loop.aval_of(j)):
                 holding[j] = len(registers)
-                registers.append(_Empty(j))
+                registers.append(_Empty(j))  # type: ignore[arg-type]
             else:
                 stacked.append(j)
         rows: dict[int, Any] = {}

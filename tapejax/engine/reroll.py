@@ -229,7 +229,7 @@ def classify(slots: np.ndarray, distance: np.ndarray, p: int) -> tuple[np.ndarra
         (n_relative >= n_constant) & (2 * n_relative >= rounds - 1), RELATIVE, np.where(2 * n_constant >= rounds - 1, CONSTANT, ROW)
     )
     linked = np.where(classes == CONSTANT, constant, np.where(classes == RELATIVE, relative, True)).all(axis=1)
-    return classes, linked
+    return classes, np.asarray(linked)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

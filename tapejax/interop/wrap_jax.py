@@ -124,7 +124,7 @@ def from_jax(function: Callable[..., Any]) -> Callable[..., Any]:
                 rest.append(None)
             else:
                 rest.append((x,))
-        wide = bool(jax.config.jax_enable_x64) or any(dtypes.of(x.dtype) in (dtypes.float64, dtypes.complex128) for x in arrays)
+        wide = bool(jax.config.read("jax_enable_x64")) or any(dtypes.of(x.dtype) in (dtypes.float64, dtypes.complex128) for x in arrays)
         try:
             call = _Call(tree, tuple(rest), wide)
         except TypeError:

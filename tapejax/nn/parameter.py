@@ -36,8 +36,8 @@ class Parameter(Tensor):
         if requires_grad:
             self.requires_grad_()
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return "Parameter containing:\n" + Tensor.__repr__(self, tensor_contents=tensor_contents)
+    def __repr__(self) -> str:
+        return "Parameter containing:\n" + Tensor.__repr__(self)
 
 
 class Buffer(Tensor):
@@ -47,8 +47,8 @@ class Buffer(Tensor):
         _adopt(self, data)
         self.persistent = persistent
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return "Buffer containing:\n" + Tensor.__repr__(self, tensor_contents=tensor_contents)
+    def __repr__(self) -> str:
+        return "Buffer containing:\n" + Tensor.__repr__(self)
 
 
 def _flatten(t: Tensor) -> Any:

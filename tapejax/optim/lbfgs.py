@@ -115,6 +115,7 @@ class LBFGS(Optimizer):
                 state.update(old_dirs=[], old_stps=[], ro=[], H_diag=1)
                 t = min(1.0, 1.0 / float(grad.abs().sum())) * lr
             else:
+                assert d is not None
                 self._remember(state, grad - state["prev_flat_grad"], d * t, group["history_size"])
                 d = self._direction(state, grad)
                 t = lr

@@ -233,7 +233,7 @@ class Optimizer:
         states = [self.state[p] for p in batch]
         kept = self._kept(group)
         targets = [*batch, *(state[name] for name in kept for state in states)]
-        lists = {"param": batch, "grad": [p.grad for p in batch]}
+        lists: dict[str, list[Any]] = {"param": batch, "grad": [p.grad for p in batch]}
         for name in kept:
             lists[name] = [state[name] for state in states]
         nodes = {name: [t.node for t in tensors] for name, tensors in lists.items()}
