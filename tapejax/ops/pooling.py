@@ -52,7 +52,8 @@ def _max_pool(name: str, n: int, x: Any, kernel: Any, stride: Any, padding: Any,
     if math.prod(k) <= _FEW_CELLS:
         wide_x = jnp.pad(x, [(0, 0), (0, 0), *pads], constant_values=lowest)
         where = jnp.pad(plane, [(0, 0), (0, 0), *pads])
-        best = index = None
+        best: Any = None
+        index: Any = None
         for cell in itertools.product(*(range(c) for c in k)):
             offset = [c * dd for c, dd in zip(cell, d, strict=True)]
             value, at = shifted(wide_x, offset, out, s), shifted(where, offset, out, s)
