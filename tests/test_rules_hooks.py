@@ -451,6 +451,15 @@ def test_grad_does_not_run_node_hooks_of_the_requested_tensor(tl):
     assert log.names == ["tensor", "pre", "post"]
 
 
+def test_a_requested_value_that_is_passed_on_is_reported_before_its_hooks(tl):
+    w = leaf(tl, [1.0, 2.0])
+    y = w * 3
+    y.register_hook(lambda g: g * 2)
+    z = y.sum()
+    assert numbers(tl.autograd.grad(z, [y], retain_graph=True)) == [[2.0, 2.0]]
+    assert numbers(tl.autograd.grad(z, [y, w])) == [[1.0, 1.0], [6.0, 6.0]]
+
+
 def test_hooks_off_the_path_do_not_run(tl):
     log = Log()
     x, w = leaf(tl, 2.0), leaf(tl, 3.0)

@@ -6,6 +6,8 @@ whatever else is pending become one XLA program. Otherwise `graph_task` records 
 
 from __future__ import annotations
 
+import contextvars
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from tapejax.autograd.graph_task import (
     is_pulled,
     needed_nodes,
     reached_inputs,
+    running_tasks,
     saved_check,
 )
 from tapejax.engine.derive import Pull
@@ -45,6 +48,38 @@ def run_backward(
 
     No targets means every leaf that is reached.
     """
+    how = (roots, seeds, targets, accumulate, retain, create, batched)
+    depth = len(running_tasks())
+    return _run(*how) if depth == 0 or depth % _STACK else _on_a_new_stack(how)
+
+
+#: So many backwards inside each other share a Python stack; the next one gets a thread, and so a stack, of its own.
+_STACK = 12
+
+
+def _on_a_new_stack(how: tuple[Any, ...]) -> list[Any]:
+    """Run in another thread, in this thread's modes, while this one waits: the recursion limit counts per thread."""
+    outcome: list[Any] = []
+    tasks = list(running_tasks())
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        running_tasks()[:] = tasks
+        try:
+            outcome.extend((True, _run(*how)))
+        except BaseException as error:
+            outcome.extend((False, error))
+
+    thread = threading.Thread(target=context.run, args=(work,), name="tapejax backward")
+    thread.start()
+    thread.join()
+    done, result = outcome
+    if not done:
+        raise result
+    return result
+
+
+def _run(roots: Any, seeds: Any, targets: Any, accumulate: bool, retain: bool, create: bool, batched: bool) -> list[Any]:
     if not (create or retain or batched) and modes.MODE.get() & ~modes.EXPLAIN <= modes.GRAD and not modes.tracing():
         done = _one_program(roots, seeds, targets, accumulate)
         if done is not None:

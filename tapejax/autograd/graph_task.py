@@ -249,6 +249,11 @@ class _Running(threading.local):
 _running = _Running()
 
 
+def running_tasks() -> list[GraphTask]:
+    """The careful backwards of this thread, outermost first."""
+    return _running.tasks
+
+
 def running() -> GraphTask:
     """The innermost careful backward of this thread."""
     return _running.tasks[-1]
@@ -455,13 +460,13 @@ class GraphTask:
             self.captured[n] = self.gradient[n]
         if note is None or not (self._python(n)):
             return
-        g = self.gradient[n]
+        g = given = self.gradient[n]
         if note.hooks:
             g = self._call_hooks(note.hooks, g)
         if note.retained_by is not None:
             self._retain(note.retained_by, g)
-        if n in self.wanted_nodes:
-            self.captured[n] = g
+        if n in self.wanted_nodes:  # torch reports a value that is passed on as it was before its hooks
+            self.captured[n] = given if self._passes(n) and not self.accumulate else g
         if note.pre_hooks and self._passes(n):
             g = self._call_prehooks(note.pre_hooks, g)
         self.gradient[n] = g
