@@ -37,7 +37,8 @@ class Storage:
         self.mirrors: list[weakref.ref[Storage]] | None = None
         self.source: tuple[weakref.ref[Storage], tuple[Any, ...]] | None = None  # what this mirrors, through which lenses
         self.stale = False  # the source was written since
-        head.home = (self.counter, self.counter.version)
+        if head.home is None:  # a second look at a node that a storage already watches leaves it there
+            head.home = (self.counter, self.counter.version)
 
     def mirror(self, head: Node, lenses: tuple[Any, ...], shares_counter: bool) -> Storage:
         """A storage with a history of its own that shows this one's values (through `lenses`)."""
