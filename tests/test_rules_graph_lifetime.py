@@ -185,7 +185,6 @@ def test_a_failed_second_backward_changes_no_grad(tl):
     assert numbers(x.grad) == first
 
 
-@pytest.mark.open_fault("A freed node forgets where it led")
 def test_grad_frees_as_backward_does(tl):
     x = leaf(tl, 2.0)
     y = x.exp()
@@ -196,7 +195,6 @@ def test_grad_frees_as_backward_does(tl):
         y.backward()
 
 
-@pytest.mark.open_fault("A freed node forgets where it led")
 def test_a_freed_path_beside_an_open_one_is_not_dropped(tl):
     x = leaf(tl, 2.0)
     h = x.exp()
@@ -337,7 +335,6 @@ def test_create_graph_inside_no_grad_still_records(tl):
     assert numbers(h) == 12.0
 
 
-@pytest.mark.open_fault("A freed node forgets where it led")
 def test_a_gradient_graph_is_freed_like_any_other(tl):
     x = leaf(tl, 2.0)
     (g,) = tl.autograd.grad(x**3, x, create_graph=True)
@@ -642,7 +639,6 @@ def test_data_has_a_counter_of_its_own(tl):
     assert x._version == 1 and numbers(d) == [2.0, 2.0]
 
 
-@pytest.mark.open_fault("`.data` shares its tensor's version counter")
 def test_a_data_alias_counts_its_own_versions(tl):
     x = tl.zeros(2)
     x.add_(1)
