@@ -286,12 +286,26 @@ class GraphTask:
         self.tie: Node | None = None  # a gradient that a recomputation waits for
         self.watch = anomaly.watch()
         self.given = seeds
+        self._replaced: list[tuple[Meta, Any, Any]] = []  # every `.grad` that was touched, as it was before
         self.number = _next_number()
         self.wanted_nodes = {t.key for t in targets if isinstance(t.key, Node)} if targets is not None else set()
         self.wanted_metas = {t.key for t in targets if isinstance(t.key, Meta)} if targets is not None else None
         self.sink_of = {t.key: t.sink for t in targets} if targets is not None else {}
 
     def run(self) -> list[Any]:
+        """The gradients at the targets; whatever raises leaves every `.grad` as it was."""
+        try:
+            return self._run()
+        except BaseException:
+            before = modes.switch(modes.GRAD, False)
+            for meta, grad, node in reversed(self._replaced):
+                meta.grad = grad
+                if grad is not None and grad._node is not node:
+                    deposit(meta, node)
+            modes.MODE.set(before)
+            raise
+
+    def _run(self) -> list[Any]:
         # a kept graph keeps its residuals, as torch keeps saved tensors: the forward runs once
         before = modes.MODE.get()
         modes.MODE.set(before | modes.GRAD if self.create else before & ~modes.GRAD)
@@ -511,10 +525,14 @@ class GraphTask:
         return found
 
     def _retain(self, meta: Meta, g: Node) -> None:
+        self._remember(meta)
         if meta.grad is not None:
             g = add(meta.grad.node, g)
         meta.grad = wrap(g)
         self._deposited.append(g)
+
+    def _remember(self, meta: Meta) -> None:
+        self._replaced.append((meta, meta.grad, None if meta.grad is None else meta.grad.node))
 
     def _piece(self, nodes: list[Node]) -> None:
         """Differentiate the nodes of one level as one program."""
@@ -737,6 +755,7 @@ class GraphTask:
 
     def _store(self, meta: Meta, g: Node) -> None:
         old = meta.grad
+        self._remember(meta)
         if old is None:
             meta.grad = wrap(g)
         elif self.create:
