@@ -24,6 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "open_fault(title): tapejax does not hold this rule yet; torch does")
     config.addinivalue_line("markers", "slow: takes more than a few seconds (run with --slow)")
     config.addinivalue_line("filterwarnings", "error")
+    config.addinivalue_line("filterwarnings", "ignore::tapejax.debug.RecompileWarning")  # tests try many shapes from one line
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
