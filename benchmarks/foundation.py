@@ -87,23 +87,25 @@ def jit_step(loss_of: Any, arrays: list[np.ndarray], data: list[np.ndarray]) -> 
 
 
 def raw_loops(rows: list[Row], rounds: int) -> None:
-    for width, steps, target, base in ((16, 100, 0.8, "torch"), (64, 100, 0.8, "torch"), (256, 20, 1.1, "jit"), (512, 8, 1.1, "jit")):
+    for width, steps, target, base in ((16, 400, 0.8, "torch"), (64, 300, 0.8, "torch"), (256, 100, 1.1, "jit"), (512, 40, 1.1, "jit")):
         arrays, x, y = mlp_data(width)
-        seconds = race(
-            {
-                "torch": torch_like_step(torch, mlp_loss, arrays, [x, y]),
-                "tapejax": torch_like_step(tj, mlp_loss, arrays, [x, y]),
-                "peek": torch_like_step(tj, mlp_loss, arrays, [x, y], peek=True),
-                "jit": jit_step(mlp_loss, arrays, [x, y]),
-            },
-            steps,
-            rounds,
-        )
+        makers = {
+            "torch": lambda arrays=arrays, x=x, y=y: torch_like_step(torch, mlp_loss, arrays, [x, y]),
+            "tapejax": lambda arrays=arrays, x=x, y=y: torch_like_step(tj, mlp_loss, arrays, [x, y]),
+            "peek": lambda arrays=arrays, x=x, y=y: torch_like_step(tj, mlp_loss, arrays, [x, y], peek=True),
+            "jit": lambda arrays=arrays, x=x, y=y: jit_step(mlp_loss, arrays, [x, y]),
+        }
+
+        def pair(subject: str, other: str, makers: Any = makers, steps: int = steps) -> dict[str, list[float]]:
+            return race({subject: makers[subject](), other: makers[other]()}, steps, rounds)
+
         other = "jit" if base == "torch" else "torch"
-        rows.append(row(f"MLP width {width}, raw loop", seconds, "tapejax", base, target))
-        rows.append(row(f"MLP width {width}, raw loop", seconds, "tapejax", other, None))
+        rows.append(row(f"MLP width {width}, raw loop", pair("tapejax", base), "tapejax", base, target))
+        rows.append(row(f"MLP width {width}, raw loop", pair("tapejax", other), "tapejax", other, None))
         if width in (64, 256):
-            rows.append(row(f"MLP width {width}, with loss.item()", {**seconds, "without": seconds["tapejax"]}, "peek", "without", 2.0 if width == 64 else 1.3))
+            seconds = pair("peek", "tapejax")
+            named = {"peek": seconds["peek"], "without": seconds["tapejax"]}
+            rows.append(row(f"MLP width {width}, with loss.item()", named, "peek", "without", 2.0 if width == 64 else 1.3))
 
 
 def transformer_data(d: int = 128, t: int = 64, b: int = 8, layers: int = 2) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -164,7 +166,7 @@ def chain(rows: list[Row], rounds: int) -> None:
 
         return step, (lambda: x.detach().numpy())
 
-    seconds = race({"torch": make(torch), "tapejax": make(tj)}, 20, rounds)
+    seconds = race({"torch": make(torch), "tapejax": make(tj)}, 100, rounds)
     rows.append(row("chain of 200 elementwise ops", seconds, "tapejax", "torch", 0.35))
 
 
@@ -199,7 +201,7 @@ def hessian_vector(rows: list[Row], rounds: int) -> None:
 
         seconds = race(
             {"torch": make(torch), "tapejax": make(tj), "jit": (jit_hvp, lambda last=last: jax.block_until_ready(last[0]))},
-            30 if width == 64 else 8,
+            200 if width == 64 else 60,
             rounds,
         )
         rows.append(row(f"Hessian-vector product, width {width}", seconds, "tapejax", "jit", target))
@@ -286,7 +288,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default="")
     options = parser.parse_args()
-    rounds = 5 if options.quick else 25
+    rounds = 5 if options.quick else 15
     rows: list[Row] = []
     facts: dict[str, Any] = {"jax": jax.__version__, "torch": torch.__version__, "rounds": rounds}
     parts: dict[str, Any] = {
