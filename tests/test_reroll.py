@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import tapejax
 from tapejax.engine.cache import CACHE
-from tapejax.engine.reroll import loops_of
+from tapejax.engine.reroll import _known, loops_of
 from tapejax.tape.program import Linear, in_order, pending
 
 pytestmark = pytest.mark.filterwarnings("ignore::tapejax.debug.RecompileWarning")  # one line checks many programs
@@ -436,6 +437,41 @@ def test_same_program_again_compiles_nothing():
     before = CACHE.compiled
     step()
     assert CACHE.compiled == before
+
+
+def test_a_tape_of_100000_nodes():
+    """Neither recording, nor backward, nor freeing recurses, even on a small stack."""
+
+    def run():
+        x = tapejax.ones(2, dtype=tapejax.float64).requires_grad_()
+        for finish in (lambda y: None, lambda y: y.sum().backward()):
+            y = x
+            for _ in range(50_000):
+                y = tapejax.sin(y * 0.99)
+            finish(y)
+            del y
+        found.append(x.grad.tolist())
+
+    found: list[list[float]] = []
+    before = threading.stack_size(1 << 20)
+    try:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(before)
+    assert len(found) == 1
+
+
+def test_finding_loops_takes_no_recording_time():
+    """The search runs once per compile, not once per step."""
+    case = Case(lambda lib, *p: rnn(lib, *p).sum(), *RNN)
+    leaves = case.leaves(tapejax)
+    case.body(tapejax, *leaves).backward()
+    case.body(tapejax, *leaves).backward()  # adds into .grad: a program of its own
+    known = dict(_known)
+    case.body(tapejax, *leaves).backward()
+    assert dict(_known) == known
 
 
 @pytest.mark.parametrize("seed", range(30))
