@@ -5,12 +5,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from tapejax import autograd as autograd
+from tapejax import cuda as cuda
+from tapejax import debug as debug
 from tapejax import fft as fft
+from tapejax import func as func
+from tapejax import interop as interop
 from tapejax import linalg as linalg
 from tapejax import nn as nn
 from tapejax import optim as optim
 from tapejax import special as special
 from tapejax import testing as testing
+from tapejax.autograd.anomaly import is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled
+from tapejax.autograd.anomaly import is_anomaly_enabled as is_anomaly_enabled
 from tapejax.autograd.grad_mode import enable_grad as enable_grad
 from tapejax.autograd.grad_mode import is_grad_enabled as is_grad_enabled
 from tapejax.autograd.grad_mode import no_grad as no_grad
@@ -21,6 +27,7 @@ from tapejax.devices import device as device
 from tapejax.dtypes import dtype as dtype
 from tapejax.dtypes import get_default_dtype as get_default_dtype
 from tapejax.dtypes import set_default_dtype as set_default_dtype
+from tapejax.func.vmap import vmap as vmap
 from tapejax.rng import Generator as Generator
 from tapejax.rng import get_rng_state as get_rng_state
 from tapejax.rng import initial_seed as initial_seed

@@ -341,7 +341,7 @@ def test_drawings():
     assert "%0 zeros" in texts and ".4 tanh" in texts and any("20 rounds" in t for t in texts)
     width, height = float(root.get("width")), float(root.get("height"))
     boxes = [[float(r.get(k)) for k in ("x", "y", "width", "height")] for r in root.iter("{http://www.w3.org/2000/svg}rect") if r.get("class")]
-    assert all(0 <= x and x + w <= width and 0 <= y and y + h <= height for x, y, w, h in boxes)
+    assert all(x >= 0 and x + w <= width and y >= 0 and y + h <= height for x, y, w, h in boxes)
     small = [b for b, r in zip(boxes, [r for r in root.iter("{http://www.w3.org/2000/svg}rect") if r.get("class")], strict=True) if r.get("class") != "loop"]
     for i, (x, y, w, h) in enumerate(small):
         for x2, y2, w2, h2 in small[:i]:

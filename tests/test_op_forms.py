@@ -13,7 +13,20 @@ import pytest
 
 import tapejax as tj
 from differences import CORNERS, SYMMETRIC, direction, moved, smooth
-from op_calls import OPS, Call, array, arrays_in, call, differentiable, gradients, leaves, read, resolve, samples_of, seeds_for
+from op_calls import (
+    OPS,
+    Call,
+    array,
+    arrays_in,
+    call,
+    differentiable,
+    gradients,
+    leaves,
+    read,
+    resolve,
+    samples_of,
+    seeds_for,
+)
 from oracle import torch
 from tapejax.tape.infer import apply
 from tapejax.tape.op import COMPOSITES, Op, Sample

@@ -15,9 +15,9 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, note, seed, settings
-from oracle import torch
 
 import tapejax
+from oracle import torch
 
 pytestmark = pytest.mark.skipif(torch is None, reason="torch is not installed")
 

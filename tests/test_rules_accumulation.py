@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
+
 from oracle import grad_or_none, near, numbers
 
 

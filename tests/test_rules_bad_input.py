@@ -6,9 +6,9 @@ import sys
 from typing import Any
 
 import pytest
-from oracle import near, numbers
 
 import tapejax
+from oracle import near, numbers
 from tapejax.engine import execute, materialise
 
 backward_module = sys.modules["tapejax.autograd.backward"]  # `tapejax.autograd.backward` is the function

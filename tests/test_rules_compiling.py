@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from oracle import compiled
 
 import tapejax as tj
 import tapejax.nn.functional as F
+from oracle import compiled
 
 
 def params(*shapes: tuple[int, ...]) -> list[Any]:

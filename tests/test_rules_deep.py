@@ -9,9 +9,9 @@ import weakref
 from typing import Any
 
 import pytest
-from oracle import near, numbers
 
 import tapejax
+from oracle import near, numbers
 
 
 def leaf(tl: Any, data: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from oracle import grad_or_none, near, numbers
 
 READ = {

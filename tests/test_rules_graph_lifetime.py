@@ -6,7 +6,8 @@ import warnings
 from typing import Any
 
 import pytest
-from oracle import torch, near, numbers
+
+from oracle import near, numbers, torch
 
 SECOND = "backward through the graph a second time"
 MODIFIED = "modified by an inplace operation"

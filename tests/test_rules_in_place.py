@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import pytest
+
 from oracle import grad_or_none, near, numbers
 
 LEAF = "a leaf Variable that requires grad is being used in an in-place operation"
@@ -584,7 +585,7 @@ def test_setitem_with_a_tensor(tl, name, index):
     count = y[at].numel()
     assert near(y[at].detach(), tl.full_like(y[at].detach(), 7.0))
     y.sum().backward()
-    assert near(value.grad, float(count)) or value.grad is None and count == 0
+    assert near(value.grad, float(count)) or (value.grad is None and count == 0)
 
 
 @pytest.mark.parametrize(("name", "index"), INDICES, ids=[n for n, _ in INDICES])

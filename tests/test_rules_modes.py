@@ -7,9 +7,9 @@ import threading
 from typing import Any
 
 import pytest
-from oracle import numbers
 
 import tapejax
+from oracle import numbers
 
 
 def leaf(tl: Any, data: Any) -> Any:

@@ -7,5 +7,5 @@ imports it but the package itself and the command line. Explaining never changes
 from tapejax.debug.cache import CacheInfo, cache_info, clear_cache, set_cache_dir
 from tapejax.debug.compiles import Compile, assert_compiles, compile_count
 from tapejax.debug.explaining import explain
-from tapejax.debug.shown import Shown, program
 from tapejax.debug.recompile import RecompileWarning
+from tapejax.debug.shown import Shown, program

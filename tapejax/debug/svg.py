@@ -6,6 +6,7 @@ points, order by barycentres, positions by averaging. A loop is laid out first a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -134,7 +135,7 @@ class _Box:
         up: dict[_Vertex, list[tuple[_Vertex, float]]] = {}  # neighbours, and where beside their middle the edge ends
         down: dict[_Vertex, list[tuple[_Vertex, float]]] = {}
         for (_, _, port), chain in chains:
-            for a, b in zip(chain, chain[1:], strict=False):
+            for a, b in itertools.pairwise(chain):
                 beside = 0.0
                 if b is chain[-1] and port is not None and b.inner is not None:
                     beside = b.inner.point(port)[0] - b.width / 2
@@ -212,7 +213,7 @@ def _mean(near: Sequence[tuple[_Vertex, float]]) -> float:
 
 def _curve(points: list[tuple[float, float]]) -> str:
     text = f"M{points[0][0]:.1f},{points[0][1]:.1f}"
-    for (a, b), (c, d) in zip(points, points[1:], strict=False):
+    for (a, b), (c, d) in itertools.pairwise(points):
         if abs(a - c) < 0.5:
             text += f" L{c:.1f},{d:.1f}"
         else:

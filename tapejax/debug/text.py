@@ -8,7 +8,6 @@ from typing import Any
 from tapejax.debug.outline import Block, Outline, outline
 from tapejax.tape.program import Program
 
-
 _MANY = 12  # operands written out
 
 

@@ -64,7 +64,7 @@ class Loop:
 
     def _find_sources(self) -> None:
         columns: dict[tuple[int, ...], int] = {}
-        registers: dict[tuple[int, tuple[Any, ...]], int] = {}
+        registers: dict[tuple[int, int], int] = {}
         depth: dict[int, int] = {}  # deepest reach back to each position
         reads: list[tuple[int, int, int, int]] = []
         column = 0
@@ -82,17 +82,15 @@ class Loop:
             position, _ = self._producer(j, int(self.slots[-1, column]))
             mine = {back - r - 1: int(self.slots[r, column]) for r in range(min(back, self.rounds))}
             candidates = starts.setdefault(position, [])
-            for n, known in enumerate(candidates):
-                if all(known.get(age, s) == s for age, s in mine.items()):
-                    known.update(mine)
-                    break
-            else:
-                n = len(candidates)
-                candidates.append(mine)
+            agreeing = (n for n, known in enumerate(candidates) if all(known.get(age, s) == s for age, s in mine.items()))
+            n = next(agreeing, len(candidates))
+            if n == len(candidates):
+                candidates.append({})
+            candidates[n].update(mine)
             which[(j, p)] = (position, n)
         for position, candidates in starts.items():
             for n, known in enumerate(candidates):
-                registers[(position, (n,))] = len(self.registers)
+                registers[(position, n)] = len(self.registers)
                 self.registers.append(Register(position, tuple(known.get(age) for age in range(depth[position]))))
 
         column = 0
@@ -108,8 +106,7 @@ class Loop:
                 else:
                     position, back = self._producer(j, s)
                     if back:
-                        _, n = which[(j, p)]
-                        sources.append(("register", registers[(position, (n,))], back - 1))
+                        sources.append(("register", registers[which[(j, p)]], back - 1))
                     else:
                         sources.append(("body", position))
                 column += 1
