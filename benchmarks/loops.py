@@ -168,7 +168,12 @@ def kalman(steps: int, n: int = 6, m: int = 2) -> Loop:
 
         return jax.lax.scan(step, (jnp.zeros(n), one), z)[1].mean()
 
-    params = [0.95 * eye + normal(0, (n, n), scale=0.05)[0], *normal(2, (m, n)), np.float32(0.3).reshape(()), np.float32(0.5).reshape(())]
+    params = [
+        0.95 * eye + normal(0, (n, n), scale=0.05)[0],
+        *normal(2, (m, n)),
+        np.float32(0.3).reshape(()),
+        np.float32(0.5).reshape(()),
+    ]
     return Loop(loss, twin, params, [*normal(1, (steps, m)), eye])
 
 
@@ -182,7 +187,10 @@ def maml(steps: int, width: int = 32, batch: int = 16) -> Loop:
     def loss(lib: Any, params: Any, x: Any, y: Any) -> Any:
         w = params
         for _ in range(steps):
-            w = [p - rate * g for p, g in zip(w, lib.autograd.grad(inner(lib, w, x, y), w, create_graph=True), strict=True)]
+            w = [
+                p - rate * g
+                for p, g in zip(w, lib.autograd.grad(inner(lib, w, x, y), w, create_graph=True), strict=True)
+            ]
         return inner(lib, w, x, y)
 
     def twin(params: Any, x: Any, y: Any) -> Any:
@@ -191,7 +199,9 @@ def maml(steps: int, width: int = 32, batch: int = 16) -> Loop:
 
         return inner(jnp, jax.lax.scan(step, params, length=steps)[0], x, y)
 
-    return Loop(loss, twin, normal(0, (1, width), (width,), (width, 1), (1,), scale=0.5), normal(1, (batch, 1), (batch, 1)))
+    return Loop(
+        loss, twin, normal(0, (1, width), (width,), (width, 1), (1,), scale=0.5), normal(1, (batch, 1), (batch, 1))
+    )
 
 
 def patchwork(steps: int, d: int = 16) -> Loop:
@@ -261,7 +271,13 @@ def best(work: Callable[[], Any], times: int) -> float:
 
 
 def measure(
-    name: str, loop: Loop, rows: list[Row], facts: dict[str, Any], rounds: int, steps: int, targets: tuple[float | None, float | None]
+    name: str,
+    loop: Loop,
+    rows: list[Row],
+    facts: dict[str, Any],
+    rounds: int,
+    steps: int,
+    targets: tuple[float | None, float | None],
 ) -> None:
     ours, theirs = contestant(tj, loop), contestant(torch, loop)
     *twin, compiled = twin_contestant(loop)
