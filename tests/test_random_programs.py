@@ -7,6 +7,7 @@ tapejax computes them in as few programs as it would for a user.
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from contextlib import nullcontext
@@ -45,6 +46,8 @@ INSTRUCTION = st.one_of(
     st.tuples(st.just("write"), st.sampled_from(IN_PLACE), slot, slot, quiet),
     st.tuples(st.just("write"), st.sampled_from(IN_PLACE), slot, slot, quiet),
     st.tuples(st.just("detach"), slot),
+    st.tuples(st.just("data"), slot),
+    st.tuples(st.just("function"), slot),
     st.tuples(st.just("clone"), slot),
     st.tuples(st.just("hook"), slot, st.sampled_from([None, 2.0, -0.5])),
     st.tuples(st.just("retain"), slot),
@@ -80,14 +83,12 @@ class Machine:
             lib.tensor([0.3, -0.6], dtype=lib.float64, requires_grad=True),
             lib.tensor([[0.1, 0.2], [0.3, 0.4]], dtype=lib.float64),
         ]
-        self.cut = [False] * 4  # whether a value is an alias made by detach()
         self.log: list[Any] = []
         self.created = False
         self.viewed: list[Any] = []  # bases of views
 
-    def push(self, value: Any, cut: bool = False) -> None:
+    def push(self, value: Any) -> None:
         self.values.append(value)
-        self.cut.append(cut)
 
     def at(self, i: int) -> Any:
         return self.values[i % len(self.values)]
@@ -155,7 +156,7 @@ class Machine:
         else:
             v = x.narrow(0, 0, 1)
         self.viewed.append(x)
-        self.push(v, self.cut[i % len(self.cut)])
+        self.push(v)
 
     def index(self, op: str, i: int) -> None:
         lib, x = self.lib, self.at(i)
@@ -169,8 +170,6 @@ class Machine:
 
     def write(self, op: str, i: int, j: int, off: bool) -> None:
         lib, x, y = self.lib, self.at(i), self.at(j)
-        if self.cut[i % len(self.cut)] and (y.requires_grad and not off):
-            return  # a write with history through detach(): an open fault
         if op == "set_mask" and (x.ndim == 0 or x.shape[0] != 2):
             return  # which of two faults is named first differs
         before = x._version
@@ -188,7 +187,13 @@ class Machine:
         self.log.append(("version", x._version - before))
 
     def detach(self, i: int) -> None:
-        self.push(self.at(i).detach(), True)
+        self.push(self.at(i).detach())
+
+    def data(self, i: int) -> None:
+        self.at(i).data.mul_(0.5)
+
+    def function(self, i: int) -> None:
+        self.push(triple(self.lib).apply(self.at(i)))
 
     def clone(self, i: int) -> None:
         self.push(self.at(i).clone())
@@ -216,7 +221,6 @@ class Machine:
     def drop(self, i: int) -> None:
         if len(self.values) > 5:
             del self.values[i % len(self.values)]
-            del self.cut[i % (len(self.cut))]
 
     def clear(self, i: int) -> None:
         self.at(i).grad = None
@@ -268,6 +272,24 @@ class Machine:
                     row.append(x)
             seen.append(tuple(row))
         return seen
+
+
+@functools.cache
+def triple(lib: Any) -> Any:
+    """A custom Function: x² with three times its gradient."""
+
+    class Triple(lib.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            return g * x * 6
+
+    return Triple
 
 
 def name_of(x: Any) -> str | None:

@@ -110,11 +110,12 @@ def assert_compiles(n: int, *, at_most: bool = False) -> Iterator[None]:
     The error lists the compiles with their reasons.
 
     >>> import tapejax as tj
-    >>> x = tj.ones(3)
-    >>> x.sum().item()
+    >>> def total():
+    ...     return tj.ones(3).sum().item()
+    >>> total()
     3.0
     >>> with tj.debug.assert_compiles(0):
-    ...     x.sum().item()
+    ...     total()
     3.0
     """
     seen: list[Compile] = []

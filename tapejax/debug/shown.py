@@ -52,8 +52,8 @@ def program(*tensors: Any) -> Shown:
     >>> import tapejax as tj
     >>> x = tj.ones(3)
     >>> print(tj.debug.program((x * 2).sin()))
-    %a0: float64*
-    %0: float32[3] = ones_(shape=(3,), dtype=torch.float32)
+    %a0: int64*
+    %0: float32[3] = ones(size=(3,), dtype=tapejax.float32)
     %1: float32[3] = mul(%0, %a0)
     %2: float32[3] = sin(%1)
     return %2
