@@ -23,8 +23,8 @@ from oracle import torch
 pytestmark = pytest.mark.skipif(torch is None, reason="torch is not installed")
 
 UNARY = ["sin", "tanh", "sigmoid", "neg", "cos", "relu"]
-BINARY = ["add", "sub", "mul", "matmul", "maximum"]
-REDUCE = ["sum", "mean", "sum0", "prod"]  # not amax: its gradient has a history here (of zeros) and none in torch
+BINARY = ["add", "sub", "mul", "matmul"]
+REDUCE = ["sum", "mean", "sum0", "prod"]  # not amax or maximum: their gradient has a history here (of zeros) and none in torch
 VIEWS = ["first", "last", "slice", "t", "flat", "unsqueeze", "diagonal", "transpose", "narrow"]
 IN_PLACE = ["tanh_", "mul_number", "add_", "mul_", "copy_", "zero_", "sin_", "set_first", "set_mask", "sub_"]
 
@@ -46,7 +46,6 @@ INSTRUCTION = st.one_of(
     st.tuples(st.just("write"), st.sampled_from(IN_PLACE), slot, slot, quiet),
     st.tuples(st.just("write"), st.sampled_from(IN_PLACE), slot, slot, quiet),
     st.tuples(st.just("detach"), slot),
-    st.tuples(st.just("data"), slot),
     st.tuples(st.just("function"), slot),
     st.tuples(st.just("clone"), slot),
     st.tuples(st.just("hook"), slot, st.sampled_from([None, 2.0, -0.5])),
@@ -62,7 +61,10 @@ INSTRUCTION = st.one_of(
 )
 PROGRAM = st.lists(INSTRUCTION, min_size=3, max_size=12)
 
-#: Where tapejax knowingly works on although torch refuses: the program ends there (see docs/design.md).
+# Left out: writes through `.data` to saved values, which torch's backward reads without noticing (here a recorded
+# value stays what it was), and indices out of bounds (torch looks at them, tapejax does not wait for them).
+
+#: Where tapejax knowingly works on although torch refuses: the program ends there.
 LENIENT = (
     "unsupported operation: some elements",  # overlapping operands: nothing overlaps here
     "more than one element of the written-to tensor",  # torch's gradient of a sum is an expanded number
@@ -85,6 +87,7 @@ class Machine:
         ]
         self.log: list[Any] = []
         self.created = False
+        self.hooks = 0
         self.viewed: list[Any] = []  # bases of views
 
     def push(self, value: Any) -> None:
@@ -189,9 +192,6 @@ class Machine:
     def detach(self, i: int) -> None:
         self.push(self.at(i).detach())
 
-    def data(self, i: int) -> None:
-        self.at(i).data.mul_(0.5)
-
     def function(self, i: int) -> None:
         self.push(triple(self.lib).apply(self.at(i)))
 
@@ -199,7 +199,8 @@ class Machine:
         self.push(self.at(i).clone())
 
     def hook(self, i: int, factor: float | None) -> None:
-        number = len(self.values)
+        self.hooks += 1
+        number = self.hooks
 
         def run(g: Any) -> Any:
             self.hooked.append(("hook", number, g.detach().clone()))
@@ -364,6 +365,7 @@ def test_random_programs_agree_with_torch(part):
 #: Programs that once disagreed, kept for good.
 KEPT: list[list[Any]] = [
     [("join", "cat", 5, 5), ("retain", 4), ("create", 4, 1)],
+    [("binary", "matmul", 0, 3, False), ("grad", 4, [0], False, False, True), ("retain", 4), ("grad", 4, [4], False, True, False)],
     [("number", "mul", 0, 2.0), ("backward", [4], True, [4]), ("backward", [4], False, None)],
     [("unary", "sin", 0, False), ("read", 4), ("hook", 4, 2.0), ("write", "tanh_", 4, 0, False), ("backward", [4, 0], False, None)],
 ]

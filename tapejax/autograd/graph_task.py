@@ -487,7 +487,10 @@ class GraphTask:
 
     def _passes(self, n: Node) -> bool:
         """Whether the node itself must run (a captured target of `grad` need not)."""
-        return self.accumulate or self.targets is None or n not in self.wanted_nodes or any(x in self.taking_part for x in self._below(n))
+        return self.accumulate or self.targets is None or n not in self.wanted_nodes or self._leads_on(n)
+
+    def _leads_on(self, n: Node) -> bool:
+        return self._needed_below(n) if n.inputs is None else any(x in self.taking_part for x in self._below(n))
 
     def _python(self, n: Node) -> bool:
         """Whether Python must see the gradient of `n` itself; one that is kept and differentiated again is a node of its own."""
