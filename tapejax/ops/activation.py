@@ -6,7 +6,8 @@ without a new program. May import the op declaration, dtypes and errors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -14,13 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from tapejax import dtypes
+from tapejax.dispatch import in_place
 from tapejax.errors import refuse
 from tapejax.ops.elementwise import abs, add, div, sub, tanh
 from tapejax.ops.operands import need_floating, refuse_complex
 from tapejax.ops.samples import Make
-from tapejax.tape.op import Array, ErrorSample, Scalar, Seed, composite, error_sample, op, sample
+from tapejax.tape.op import Array, ErrorSample, Op, Scalar, Seed, composite, error_sample, op, sample
 
 _FUNCTIONAL = "nn.functional nn.functional_"
+_FUNCTIONAL_ONLY = "nn.functional"  # torch has no twin `name_` of these, only `inplace=True`
 
 
 def _as(number: Any, x: jax.Array) -> jax.Array:
@@ -69,7 +72,7 @@ def hardtanh(input: Array, min_val: Scalar = -1.0, max_val: Scalar = 1.0) -> Arr
     return _between(input, min_val, max_val)
 
 
-@op(_FUNCTIONAL, saves="input", grad_name="Hardtanh", oracle="nn.functional.relu6")
+@op(_FUNCTIONAL_ONLY, saves="input", grad_name="Hardtanh", oracle="nn.functional.relu6")
 def relu6(input: Array) -> Array:
     """Limit to [0, 6]; the gradient at both ends is 0."""
     refuse_complex("relu6", input)
@@ -129,14 +132,14 @@ def gelu(input: Array, *, approximate: str = "none") -> Array:
     return jax.nn.gelu(input, approximate=approximate == "tanh")
 
 
-@op(_FUNCTIONAL, saves="input", oracle="nn.functional.silu")
+@op(_FUNCTIONAL_ONLY, saves="input", oracle="nn.functional.silu")
 def silu(input: Array) -> Array:
     """Return input * sigmoid(input)."""
     need_floating("silu", input)
     return input * jax.nn.sigmoid(input)
 
 
-@op(_FUNCTIONAL, saves="input", oracle="nn.functional.mish")
+@op(_FUNCTIONAL_ONLY, saves="input", oracle="nn.functional.mish")
 def mish(input: Array) -> Array:
     """Return input * tanh(softplus(input)) (Misra 2019)."""
     _real_floats("mish", input)
@@ -158,14 +161,14 @@ def softsign(input: Any) -> Any:
     return div(input, add(abs(input), 1))
 
 
-@op(_FUNCTIONAL, saves="input", oracle="nn.functional.hardsigmoid")
+@op(_FUNCTIONAL_ONLY, saves="input", oracle="nn.functional.hardsigmoid")
 def hardsigmoid(input: Array) -> Array:
     """Return (input + 3) / 6 limited to [0, 1]; the gradient at -3 and 3 is 0."""
     _real_floats("hardsigmoid", input)
     return _between(input + 3, 0, 6) / 6
 
 
-@op(_FUNCTIONAL, saves="input", oracle="nn.functional.hardswish")
+@op(_FUNCTIONAL_ONLY, saves="input", oracle="nn.functional.hardswish")
 def hardswish(input: Array) -> Array:
     """Return input * hardsigmoid(input): 0 up to -3, `input` from 3; the gradient is 0 at -3 and 1 at 3."""
     _real_floats("hardswish", input)
@@ -310,7 +313,13 @@ def rrelu_sample(input: Array, lower: Scalar, upper: Scalar, seed: Seed) -> Arra
 
 @composite("torch " + _FUNCTIONAL)
 def rrelu(
-    input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *, generator: Any = None
+    input: Any,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    inplace: bool = False,
+    *,
+    generator: Any = None,
 ) -> Any:
     """Leak with a random slope: in training drawn uniformly from [lower, upper] for each element, else their mean.
 
@@ -354,3 +363,27 @@ def _(make: Make) -> Iterator[Any]:
 def _(make: Make) -> Iterator[ErrorSample]:
     yield error_sample(RuntimeError, "Halving dimension must be even", make(3))
     yield error_sample(IndexError, "Dimension out of range", make(4), 1)
+
+
+def _with_inplace(base: Op) -> Callable[..., Any]:
+    """The function of `nn.functional`, whose last parameter `inplace` writes the result into `input`."""
+    numbers = len(base.params) - 1
+    write = in_place(base, base.name)
+
+    def function(input: Any, *args: Any, **named: Any) -> Any:
+        inplace = named.pop("inplace", False)
+        if len(args) > numbers:
+            *args, inplace = args  # type: ignore[assignment]
+        return write(input, *args, **named) if inplace else base(input, *args, **named)
+
+    own = inspect.signature(base.impl)
+    flag = inspect.Parameter("inplace", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=False)
+    function.__signature__ = own.replace(parameters=[*own.parameters.values(), flag])  # type: ignore[attr-defined]
+    function.__name__ = function.__qualname__ = base.name
+    function.__doc__ = f"{base.__doc__}\n    With `inplace` the result is written into `input`.\n    "
+    function.__wrapped_op__ = base  # type: ignore[attr-defined]
+    return function
+
+
+for _op in (relu, relu6, hardtanh, leaky_relu, elu, celu, selu, silu, mish, hardsigmoid, hardswish, threshold):
+    composite("nn.functional", name=_op.name)(_with_inplace(_op))

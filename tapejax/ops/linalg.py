@@ -204,7 +204,7 @@ def dot(input: Array, tensor: Array) -> Array:
     return jnp.dot(input, tensor)
 
 
-@op("torch Tensor linalg", saves={"input": "other", "other": "input"})
+@op("torch Tensor", saves={"input": "other", "other": "input"})
 def vdot(input: Array, other: Array) -> Array:
     """Return `Σ conj(x_i) y_i` of two vectors `(N,)`, a 0-d tensor."""
     _vectors("vdot", input, other)

@@ -189,11 +189,15 @@ def _max_pool_function(spatial: int, plain: Any) -> Any:
     max_pool.__name__ = max_pool.__qualname__ = plain.name
     max_pool.__doc__ = f"{plain.__doc__}\n    With `return_indices` also the flat int64 index of each maximum in its plane.\n    "
     composite("torch nn.functional", name=plain.name)(max_pool)
-    composite("nn.functional torch", name=f"{plain.name}_with_indices")(
-        lambda input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False: max_pool(
-            input, kernel_size, stride, padding, dilation, ceil_mode, True
-        )
-    )
+
+    def with_indices(
+        input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = True
+    ) -> Any:
+        return max_pool(input, kernel_size, stride, padding, dilation, ceil_mode, True)
+
+    with_indices.__name__ = with_indices.__qualname__ = f"{plain.name}_with_indices"
+    with_indices.__doc__ = f"Return `{plain.name}` and the flat int64 index of each maximum in its plane."
+    composite("nn.functional torch", name=f"{plain.name}_with_indices")(with_indices)
     return max_pool
 
 
