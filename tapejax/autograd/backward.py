@@ -17,18 +17,16 @@ from tapejax.autograd.graph_task import (
     Target,
     deposit,
     free,
-    freed_error,
-    is_pulled,
     needed_nodes,
-    reached_inputs,
     running_tasks,
     saved_check,
 )
+from tapejax.autograd.walk import Walk, explore
 from tapejax.engine.derive import Pull
 from tapejax.engine.execute import donatable, run
 from tapejax.engine.materialise import _with, finish, outputs_of, recipes_kept, refuse_arguments
 from tapejax.tape import modes, waiting
-from tapejax.tape.node import VAR, Node, leaf
+from tapejax.tape.node import Node, leaf
 from tapejax.tape.note import Meta
 from tapejax.tape.program import Linear, in_order, pending
 from tapejax.tensor import wrap
@@ -80,59 +78,22 @@ def _on_a_new_stack(how: tuple[Any, ...]) -> list[Any]:
 
 
 def _run(roots: Any, seeds: Any, targets: Any, accumulate: bool, retain: bool, create: bool, batched: bool) -> list[Any]:
-    if not (create or retain or batched) and modes.MODE.get() & ~modes.EXPLAIN <= modes.GRAD and not modes.tracing():
-        done = _one_program(roots, seeds, targets, accumulate)
-        if done is not None:
-            return done
-    return GraphTask(roots, seeds, targets, accumulate, retain, create, batched).run()
+    walk = None
+    keeps_residuals = retain and not create  # then the forward runs first
+    if modes.MODE.get() & ~modes.EXPLAIN <= modes.GRAD and not (keeps_residuals or modes.tracing()):
+        walk = explore(roots, targets is None, create)
+        if walk is not None and walk.plain and not (create or batched):
+            done = _one_program(walk, roots, seeds, targets, accumulate)
+            if done is not None:
+                return done
+    return GraphTask(roots, seeds, targets, accumulate, retain, create, batched, walk).run()
 
 
 def _one_program(
-    roots: Sequence[Node], seeds: Sequence[Node | None], targets: Any, accumulate: bool
+    walk: Walk, roots: Sequence[Node], seeds: Sequence[Node | None], targets: Any, accumulate: bool
 ) -> list[Any] | None:
-    """The everyday backward; None when the graph needs Python in the middle."""
-    region: dict[Node, bool] = {}
-    variables: dict[Node, bool] = {}
-    outside: list[Node] = []
-    stack: list[Node] = []
-    for r in roots:
-        if r.kind is VAR:
-            variables[r] = True
-        elif r not in region:
-            region[r] = True
-            stack.append(r)
-    while stack:
-        n = stack.pop()
-        note = n.note
-        if note is not None and (
-            note.block or note.retained_by or note.saved or note.cut or note.hooks or note.pre_hooks or note.post_hooks
-        ):
-            return None
-        inputs = n.inputs
-        if inputs is None:
-            if targets is None:
-                raise freed_error(n)
-            return None
-        if is_pulled(n):  # follow only what this gradient depends on
-            pulled = inputs[0]
-            if pulled.note is not None:
-                return None
-            region[pulled] = True
-            outside += [x for x in pulled.inputs if x.value is None]
-            inputs = reached_inputs(n)
-        for x in inputs:
-            if x.requires_grad:
-                if x.kind is VAR:
-                    if x not in variables:
-                        if not x.note.plain:
-                            return None
-                        variables[x] = True
-                elif x not in region:
-                    region[x] = True
-                    stack.append(x)
-            elif x.value is None:
-                outside.append(x)
-
+    """The everyday backward; None when it is not one."""
+    region, variables, outside = walk.region, walk.variables, walk.outside
     read: dict[Any, Node] = {}  # where each wanted gradient is read off
     for v in sorted(variables, key=lambda v: v.seq):
         if read.setdefault(v.note, v) is not v:
@@ -169,8 +130,9 @@ def _one_program(
     found = dict.fromkeys(region, True)
     starts = [*outside, *variables, *(s for s in seeds if s is not None), *(o for o in into if o is not None), *roots]
     found = pending(starts, found)
-    del starts, outside  # a reference from here would make these values look wanted, and they would be returned
-    n = x = inputs = pulled = dropped = None  # type: ignore[assignment]
+    starts.clear()  # a reference from here would make these values look wanted, and they would be returned
+    outside.clear()
+    n = x = dropped = None  # type: ignore[assignment]
     also = waiting.take()
     try:
         if also:

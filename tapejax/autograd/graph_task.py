@@ -238,6 +238,53 @@ def _apart(nodes: list[Node], one_by_one: bool) -> Iterable[list[Node]]:
     return groups.values()
 
 
+class Arrival(NamedTuple):
+    """A gradient is complete; `passes`: whether the node itself runs after that."""
+
+    slot: int
+    passes: bool
+
+
+class Piece(NamedTuple):
+    """Nodes (`runs`) differentiated as one PULL of `kind`, all by slot; from index `inner` on, `wanted` are inside it."""
+
+    runs: tuple[int, ...]
+    kind: Kind | None
+    inputs: tuple[int, ...]
+    roots: tuple[int, ...]
+    wanted: tuple[int, ...]
+    inner: int
+
+
+class Course:
+    """What a careful backward did, in slots of its graph's Linear: graphs with the same key do the same."""
+
+    def __init__(self, linear: Linear) -> None:
+        self.slot = linear.slot
+        self.moves: list[Arrival | Piece] = []
+
+    def _slots(self, nodes: Iterable[Node]) -> tuple[int, ...]:
+        return tuple([self.slot[n] for n in nodes])
+
+    def arrive(self, n: Node, passes: bool) -> None:
+        self.moves.append(Arrival(self.slot[n], passes))
+
+    def check(self, runs: Iterable[Node]) -> None:
+        self.moves.append(Piece(self._slots(runs), None, (), (), (), 0))
+
+    def piece(self, runs: Iterable[Node], roots: Sequence[Node], wanted: Iterable[Node], inner: int, pulled: Node) -> None:
+        inputs = pulled.inputs[: len(pulled.inputs) - len(roots)]
+        self.moves.append(Piece(self._slots(runs), pulled.kind, self._slots(inputs), self._slots(roots), self._slots(wanted), inner))
+
+
+    def written(self) -> Course:
+        self.slot = {}  # the nodes it was written down from are not its own
+        return self
+
+
+COURSES: dict[Any, Course] = {}
+MANY_COURSES = 512
+
 _next_number = itertools.count(1).__next__
 
 
@@ -271,8 +318,11 @@ class GraphTask:
         retain: bool,
         create: bool,
         batched: bool,
+        walk: Any = None,
     ) -> None:
+        """`walk`: what `explore` found, if it could tell the course in advance."""
         self.roots = roots
+        self.walk = walk
         self.targets = targets
         self.accumulate = accumulate
         self.retain = retain
@@ -291,6 +341,11 @@ class GraphTask:
         self.wanted_nodes = {t.key for t in targets if isinstance(t.key, Node)} if targets is not None else set()
         self.wanted_metas = {t.key for t in targets if isinstance(t.key, Meta)} if targets is not None else None
         self.sink_of = {t.key: t.sink for t in targets} if targets is not None else {}
+        self.below: dict[Node, list[Node]] = {}
+        self.order: list[Node] = []
+        self.taking_part: set[Node] = set()
+        self.freed_run: FreedRun | None = None
+        self.course: Course | None = None  # what is done, while that is written down
 
     def run(self) -> list[Any]:
         """The gradients at the targets; whatever raises leaves every `.grad` as it was."""
@@ -315,8 +370,11 @@ class GraphTask:
             if self.retain and not lazy:
                 force([r for r in self.roots if r.kind is not VAR])
             self._seed()
-            self._plan()
-            self._sweep()
+            if self.walk is None or self.watch is not None:
+                self._plan()
+                self._sweep()
+            else:
+                self._sweep_again()
             if self.watch is not None:
                 self.watch.check()
             self._leaves()
@@ -327,12 +385,12 @@ class GraphTask:
         frees = not (self.retain or modes.tracing())
         executed = [weakref.ref(n) for n in self.executed] if frees else []
         if frees:
-            self.freed_run = FreedRun.of_nodes({**dict.fromkeys(self.executed, ()), **self.below})
+            self.freed_run = self.freed_run or FreedRun.of_nodes({**dict.fromkeys(self.executed, ()), **self.below})
         self._forget()
         if not lazy:
             live = [g for g in results if g is not None]
             live += [n for n in self._deposited if n.value is None]
-            force([*live, *(r for r in self.roots if r.kind is not VAR)])
+            force([*live, *(r for r in self.roots if r.kind is not VAR)], keep_residuals=self.retain)
         if frees:
             if self.create:  # what the gradients still wait for is about to be forgotten
                 force([g for g in (*results, *self._deposited) if g is not None])
@@ -445,6 +503,8 @@ class GraphTask:
             nodes = by_level[number]
             for n in reversed(nodes):
                 if n in self.gradient:
+                    if self.course is not None:
+                        self.course.arrive(n, self._passes(n))
                     self._arrived(n)
             plain = []
             done: list[Any] = []
@@ -467,21 +527,82 @@ class GraphTask:
             for piece in _apart(plain, self._one_by_one()):
                 self._piece(piece)
 
-    def _arrived(self, n: Node) -> None:
+    def _sweep_again(self) -> None:
+        """Plan and sweep, or do what a graph with the same key did."""
+        walk = self.walk
+        linear = Linear(in_order(walk.region))
+        slot = linear.slot_of
+        leaves = sorted(walk.variables, key=lambda v: v.seq)
+        key = (
+            tuple([slot(r) for r in self.roots]),  # (a root may be a leaf: asking for its slot adds an input)
+            linear.key,
+            tuple([x.aval for x in linear.inputs]),
+            self.batch,
+            tuple([g.aval for g in self.gradient.values()]),
+            tuple([slot(v) for v in leaves if self.wanted_metas is None or v.note in self.wanted_metas]),
+            tuple([slot(n) for n in walk.region if n in self.wanted_nodes]),
+            tuple([(slot(n), bool(n.note.hooks), n.note.retained_by is not None) for n in walk.region if n.note is not None]),
+            self.create,
+            self.accumulate,
+            self.targets is None,
+        )
+        course = COURSES.get(key)
+        if course is None:
+            self.course = Course(linear)
+            self._plan()
+            self._sweep()
+            COURSES[key] = self.course.written()
+            if len(COURSES) > MANY_COURSES:
+                del COURSES[next(iter(COURSES))]
+        else:
+            self._follow(course, linear)
+        self.freed_run = FreedRun.of_program(linear, walk.variables)
+        walk.forget()
+        self.walk = self.course = None
+
+    def _follow(self, course: Course, linear: Linear) -> None:
+        nodes = [*linear.order, *reversed(linear.inputs)]  # by slot
+        gradient = self.gradient
+        for move in course.moves:
+            if move.__class__ is Arrival:
+                self._arrived(nodes[move.slot], move.passes)
+                continue
+            runs = [nodes[s] for s in move.runs]
+            for n in runs:
+                if n.inputs is None:
+                    raise freed_error(n)
+                home = n.home
+                moved = home is not None and home[0].version != home[1]
+                for x in n.inputs:
+                    home = x.home
+                    if home is not None and home[0].version != home[1]:
+                        moved = True
+                if moved:
+                    saved_check(n)
+            if move.kind is not None:
+                given = [nodes[s] for s in move.inputs]
+                given += [gradient[nodes[s]] for s in move.roots]
+                wanted = [nodes[s] for s in move.wanted]
+                self._hand_on(wanted, move.inner, self._pulled(move.kind, tuple(given)))
+            self.executed += runs
+
+    def _arrived(self, n: Node, passes: bool | None = None) -> None:
         """The gradient of a cut is complete: tensor hooks, then retain_grad, then capture, then the node's prehooks."""
         note = n.note
         if self._read(n):
             self.captured[n] = self.gradient[n]
         if note is None or not (self._python(n)):
             return
+        if passes is None:
+            passes = self._passes(n)
         g = given = self.gradient[n]
         if note.hooks:
             g = self._call_hooks(note.hooks, g)
         if note.retained_by is not None:
             self._retain(note.retained_by, g)
         if n in self.wanted_nodes:  # torch reports a value that is passed on as it was before its hooks
-            self.captured[n] = given if self._passes(n) and not self.accumulate else g
-        if note.pre_hooks and self._passes(n):
+            self.captured[n] = given if passes and not self.accumulate else g
+        if note.pre_hooks and passes:
             g = self._call_prehooks(note.pre_hooks, g)
         self.gradient[n] = g
 
@@ -575,23 +696,30 @@ class GraphTask:
             runs = [n for n in part if n not in stop_at]
             order = in_order(part)
             parent = watch.enter(roots[-1]) if watch is not None else None
-            results = self._pull(order, [r for r in roots if r in part], wanted)
+            results: list[Node | None] = [*self._pull(order, roots, wanted)]
+            if self.course is not None:
+                self.course.piece(runs, roots, wanted, len(boundary), results[0].inputs[0])
             if watch is not None:
                 watch.leave(parent)
                 watch.piece(order, roots, [self.gradient[r] for r in roots], results)
-            for x, g in zip(wanted, results, strict=True):
-                if x in part:
-                    if x in self.wanted_nodes:
-                        self.captured[x] = g
-                    if x.note is not None and x.note.retained_by is not None:
-                        self._retain(x.note.retained_by, g)
-            boundary_gradients: list[Node | None] = list(results[: len(boundary)])
             if len(nodes) == 1:
-                boundary_gradients = self._post_hooked(nodes[0], boundary, boundary_gradients)
-            for x, g2 in zip(boundary, boundary_gradients, strict=True):
-                if g2 is not None:
-                    self.gradient[x] = add(self.gradient.get(x), g2)
+                results[: len(boundary)] = self._post_hooked(nodes[0], boundary, results[: len(boundary)])
+            self._hand_on(wanted, len(boundary), results)
             self.executed += runs
+        elif self.course is not None:
+            self.course.check([n for n in part if n not in stop_at])
+
+    def _hand_on(self, wanted: Sequence[Node], inner: int, results: Sequence[Node | None]) -> None:
+        """Add gradients to those of the boundary; from index `inner` on they belong to values inside the piece."""
+        for x, g in zip(wanted[inner:], results[inner:], strict=True):
+            assert g is not None
+            if x in self.wanted_nodes:
+                self.captured[x] = g
+            if x.note is not None and x.note.retained_by is not None:
+                self._retain(x.note.retained_by, g)
+        for x, g in zip(wanted[:inner], results, strict=False):
+            if g is not None:
+                self.gradient[x] = add(self.gradient.get(x), g)
 
     def _post_hooked(self, n: Node, boundary: Iterable[Node], gradients: list[Node | None]) -> list[Node | None]:
         """What the node's post hooks make of its gradients; they see one per input, None for constants."""
@@ -633,11 +761,13 @@ class GraphTask:
         found = PULL.kinds.get(request)
         if found is None:
             found = PULL.kinds[request] = self._pull_kind(request, results, [s.aval for s in seeds])
-        given = (*(inputs[i] for i in found.statics[0].needed), *seeds)
-        node = record_kind(found, given)
-        picked = [pick(node, i) for i in range(len(results))]
+        return self._pulled(found, (*(inputs[i] for i in found.statics[0].needed), *seeds))
+
+    def _pulled(self, kind: Kind, given: tuple[Node, ...]) -> list[Node]:
+        node = record_kind(kind, given)
+        picked = [pick(node, i) for i in range(len(kind.reach))]
         if node.requires_grad:
-            for p, reach in zip(picked, found.reach, strict=True):
+            for p, reach in zip(picked, kind.reach, strict=True):
                 p.requires_grad = p.requires_grad and any(given[j].requires_grad for j in reach)
         return picked
 

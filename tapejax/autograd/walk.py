@@ -1,0 +1,78 @@
+"""One walk over the graph below the roots: which nodes take part, and how much Python must see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tapejax.autograd.graph_task import freed_error, is_pulled, reached_inputs
+from tapejax.tape.node import VAR, Node
+
+
+class Walk:
+    """The grad-requiring nodes below the roots (`region`), the leaves they start from, and pending values they read besides."""
+
+    __slots__ = ("outside", "plain", "region", "variables")
+
+    def __init__(self) -> None:
+        self.region: dict[Node, bool] = {}
+        self.variables: dict[Node, bool] = {}
+        self.outside: list[Node] = []
+        self.plain = True  # no hook anywhere
+
+    def forget(self) -> None:
+        """Let go of the nodes: what only this object holds is no output of a program."""
+        self.region.clear()
+        self.variables.clear()
+        self.outside.clear()
+
+
+def explore(roots: Sequence[Node], everything: bool, create: bool) -> Walk | None:
+    """Walk down from `roots`; None for a graph whose course only running it tells.
+
+    Such are custom Functions, values kept by somebody else, hooks of graph nodes, residuals of an early forward (unless the
+    gradients are to be differentiated: `create`), and freed parts. With `everything` (no targets) a freed part is refused here.
+    """
+    walk = Walk()
+    region, variables, outside = walk.region, walk.variables, walk.outside
+    stack: list[Node] = []
+    for r in roots:
+        if r.kind is VAR:
+            variables[r] = True
+            if not r.note.plain:
+                walk.plain = False
+        elif r not in region:
+            region[r] = True
+            stack.append(r)
+    while stack:
+        n = stack.pop()
+        note = n.note
+        if note is not None:
+            if note.saved or note.cut or note.pre_hooks or note.post_hooks or (note.block and not create):
+                return None
+            if note.hooks or note.retained_by or note.block:
+                walk.plain = False
+        inputs = n.inputs
+        if inputs is None:
+            if everything and walk.plain:
+                raise freed_error(n)
+            return None
+        if is_pulled(n):  # follow only what this gradient depends on
+            pulled = inputs[0]
+            if pulled.note is not None:
+                return None
+            region[pulled] = True
+            outside += [x for x in pulled.inputs if x.value is None]
+            inputs = reached_inputs(n)
+        for x in inputs:
+            if x.requires_grad:
+                if x.kind is VAR:
+                    if x not in variables:
+                        variables[x] = True
+                        if not x.note.plain:
+                            walk.plain = False
+                elif x not in region:
+                    region[x] = True
+                    stack.append(x)
+            elif x.value is None:
+                outside.append(x)
+    return walk
