@@ -20,6 +20,7 @@ from tapejax.autograd.graph_task import (
     needed_nodes,
     running_tasks,
     saved_check,
+    was_moved,
 )
 from tapejax.autograd.walk import Walk, explore
 from tapejax.engine.derive import Pull
@@ -111,13 +112,7 @@ def _one_program(
         region = {n: True for n in region if n in keep}
 
     for n in region:
-        home = n.home
-        moved = home is not None and home[0].version != home[1]
-        for x in n.inputs:
-            home = x.home
-            if home is not None and home[0].version != home[1]:
-                moved = True
-        if moved:
+        if was_moved(n):
             saved_check(n)
 
     into: list[Node | None] = []

@@ -37,6 +37,11 @@ class FreedRun:
         return cls(leaves, [n.seq for n in linear.order] if small else None, linear.key if small else ())
 
     @classmethod
+    def of_block(cls, nodes: Iterable[Node], wanted: Iterable[Node]) -> FreedRun:
+        """A graph that was pulled through as a whole, down to its leaves `wanted`."""
+        return cls({v.seq: weakref.ref(v.note) for v in wanted}, None, (), {n.seq: tuple([x.seq for x in n.inputs]) for n in nodes})
+
+    @classmethod
     def of_nodes(cls, below: dict[Node, Any]) -> FreedRun:
         """A careful backward's graph: node -> the nodes its gradient went to."""
         leaves: dict[int, weakref.ref[Meta]] = {}

@@ -137,6 +137,18 @@ def saves_of(node: Node) -> set[str]:
     return names
 
 
+def was_moved(node: Node) -> bool:
+    """Whether `node` or something it read was written in place since: then `saved_check` must look closer."""
+    home = node.home
+    if home is not None and home[0].version != home[1]:
+        return True
+    for x in node.inputs:
+        home = x.home
+        if home is not None and home[0].version != home[1]:
+            return True
+    return False
+
+
 def saved_check(node: Node) -> None:
     """Raise if a value that the node's backward needs was written in place since it was recorded."""
     if node.kind is VAR or not node.kind.saves:
@@ -236,6 +248,22 @@ def _apart(nodes: list[Node], one_by_one: bool) -> Iterable[list[Node]]:
         key = frame_of(n) if not one_by_one else n.inputs[0] if n.kind.op is PICK and n.inputs else n
         groups.setdefault(key, []).append(n)
     return groups.values()
+
+
+def pull_block(block: Any, seeds: Sequence[Node], batch: int | None = None) -> list[Node]:
+    """Record the gradients at the values where a block starts, from its residuals and one seed per output."""
+    inputs = (*block.residuals, *seeds)
+    avals = tuple([x.aval for x in inputs])
+    key = (block.tree, avals, batch)
+    kind = PULL_RESIDUALS.kinds.get(key)
+    if kind is None:
+        kind = Kind(PULL_RESIDUALS, ((len(inputs),),), (block.tree, batch is not None), avals, ("arrays",) * len(inputs))
+        kind.casts = (None,) * len(inputs)
+        results = [x.aval for x in block.wanted]
+        kind.avals = kind.aval = tuple(a if batch is None else aval_of((batch, *a.shape), a.dtype, a.device) for a in results)
+        PULL_RESIDUALS.kinds[key] = kind
+    node = record_kind(kind, inputs)
+    return [pick(node, i) for i in range(len(kind.aval))]
 
 
 class Arrival(NamedTuple):
@@ -344,7 +372,7 @@ class GraphTask:
         self.below: dict[Node, list[Node]] = {}
         self.order: list[Node] = []
         self.taking_part: set[Node] = set()
-        self.freed_run: FreedRun | None = None
+        self.freed_run: FreedRun | None = None  # where the graph led, when that is known from its key
         self.course: Course | None = None  # what is done, while that is written down
 
     def run(self) -> list[Any]:
@@ -370,11 +398,14 @@ class GraphTask:
             if self.retain and not lazy:
                 force([r for r in self.roots if r.kind is not VAR])
             self._seed()
-            if self.walk is None or self.watch is not None:
+            whole = self._whole()
+            if whole is not None:
+                self._pull_whole(whole)
+            elif self.walk is not None and self.watch is None:
+                self._sweep_again()
+            else:
                 self._plan()
                 self._sweep()
-            else:
-                self._sweep_again()
             if self.watch is not None:
                 self.watch.check()
             self._leaves()
@@ -385,7 +416,7 @@ class GraphTask:
         frees = not (self.retain or modes.tracing())
         executed = [weakref.ref(n) for n in self.executed] if frees else []
         if frees:
-            self.freed_run = self.freed_run or FreedRun.of_nodes({**dict.fromkeys(self.executed, ()), **self.below})
+            freed_run = self.freed_run or FreedRun.of_nodes({**dict.fromkeys(self.executed, ()), **self.below})
         self._forget()
         if not lazy:
             live = [g for g in results if g is not None]
@@ -396,7 +427,7 @@ class GraphTask:
                 force([g for g in (*results, *self._deposited) if g is not None])
             for n in executed:
                 if (alive := n()) is not None:
-                    free(alive, self.freed_run)
+                    free(alive, freed_run)
         return [None if g is None else wrap(g) for g in results]
 
     def _forget(self) -> None:
@@ -564,20 +595,14 @@ class GraphTask:
         nodes = [*linear.order, *reversed(linear.inputs)]  # by slot
         gradient = self.gradient
         for move in course.moves:
-            if move.__class__ is Arrival:
+            if isinstance(move, Arrival):
                 self._arrived(nodes[move.slot], move.passes)
                 continue
             runs = [nodes[s] for s in move.runs]
             for n in runs:
                 if n.inputs is None:
                     raise freed_error(n)
-                home = n.home
-                moved = home is not None and home[0].version != home[1]
-                for x in n.inputs:
-                    home = x.home
-                    if home is not None and home[0].version != home[1]:
-                        moved = True
-                if moved:
+                if was_moved(n):
                     saved_check(n)
             if move.kind is not None:
                 given = [nodes[s] for s in move.inputs]
@@ -696,12 +721,13 @@ class GraphTask:
             runs = [n for n in part if n not in stop_at]
             order = in_order(part)
             parent = watch.enter(roots[-1]) if watch is not None else None
-            results: list[Node | None] = [*self._pull(order, roots, wanted)]
+            pulled = self._pull(order, roots, wanted)
             if self.course is not None:
-                self.course.piece(runs, roots, wanted, len(boundary), results[0].inputs[0])
+                self.course.piece(runs, roots, wanted, len(boundary), pulled[0].inputs[0])
             if watch is not None:
                 watch.leave(parent)
-                watch.piece(order, roots, [self.gradient[r] for r in roots], results)
+                watch.piece(order, roots, [self.gradient[r] for r in roots], pulled)
+            results: list[Node | None] = [*pulled]
             if len(nodes) == 1:
                 results[: len(boundary)] = self._post_hooked(nodes[0], boundary, results[: len(boundary)])
             self._hand_on(wanted, len(boundary), results)
@@ -786,19 +812,6 @@ class GraphTask:
         kind.reach = tuple(tuple(place[i] if i < n else len(needed) + i - n for i in found) for found in dependence)
         return kind
 
-    def _pull_residuals(self, block: Any, seeds: Sequence[Node], results: list[Aval]) -> list[Node]:
-        inputs = (*block.residuals, *seeds)
-        avals = tuple(x.aval for x in inputs)
-        key = (block.tree, avals, self.batch)
-        kind = PULL_RESIDUALS.kinds.get(key)
-        if kind is None:
-            kind = Kind(PULL_RESIDUALS, ((len(inputs),),), (block.tree, self.batch is not None), avals, ("arrays",) * len(inputs))
-            kind.casts = (None,) * len(inputs)
-            kind.avals = kind.aval = tuple(a if self.batch is None else aval_of((self.batch, *a.shape), a.dtype, a.device) for a in results)
-            PULL_RESIDUALS.kinds[key] = kind
-        node = record_kind(kind, inputs)
-        return [pick(node, i) for i in range(len(results))]
-
     def _residuals(self, block: Any) -> None:
         """Pull gradients through a region whose forward ran before, from its residuals."""
         live = [o for o in block.outputs if o in self.gradient]
@@ -812,7 +825,7 @@ class GraphTask:
         wanted = [(i, x) for i, x in enumerate(block.wanted) if x in reached]
         if wanted:
             seeds = [self.gradient[o] if o in self.gradient else record(zeros_seed, (1,), (self.batch,), (o,)) for o in block.outputs]
-            results = self._pull_residuals(block, seeds, [x.aval for x in block.wanted])
+            results = pull_block(block, seeds, self.batch)
             for i, x in wanted:
                 self.gradient[x] = add(self.gradient.get(x), results[i])
         for o in live:
@@ -821,6 +834,28 @@ class GraphTask:
             if o.note.retained_by is not None and not self._python(o):
                 self._retain(o.note.retained_by, self.gradient[o])
         self.executed += walked
+
+    def _whole(self) -> Any:
+        """The residuals that lead from the only root to leaves alone, with nothing for Python to see between."""
+        if self.create or self.watch is not None or len(self.roots) != 1 or self.wanted_nodes:
+            return None
+        root = self.roots[0]
+        block = None if root.kind is VAR or root.note is None else root.note.block
+        if block is None or len(block.outputs) != 1:
+            return None
+        for n in block.nodes:
+            if n.inputs is None or (n.note is not None and (n.note.retained_by or _has_python(n) or n.note.saved)):
+                return None
+        return block if all(v.kind is VAR for v in block.wanted) else None
+
+    def _pull_whole(self, block: Any) -> None:
+        for n in block.nodes:
+            if was_moved(n):
+                saved_check(n)
+        gradients = pull_block(block, [self.gradient[self.roots[0]]], self.batch)
+        self.gradient.update(zip(block.wanted, gradients, strict=True))
+        self.executed += block.nodes
+        self.freed_run = FreedRun.of_block(block.nodes, block.wanted)
 
     def _function(self, n: Node) -> None:
         """A backward written in Python."""
