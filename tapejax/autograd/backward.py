@@ -127,7 +127,7 @@ def _one_program(
     found = pending(starts, found)
     starts.clear()  # a reference from here would make these values look wanted, and they would be returned
     outside.clear()
-    n = x = dropped = None  # type: ignore[assignment]
+    n = dropped = None  # type: ignore[assignment]
     also = waiting.take()
     try:
         if also:

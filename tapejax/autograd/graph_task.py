@@ -21,7 +21,8 @@ from tapejax.autograd import anomaly
 from tapejax.autograd.freed import FreedRun
 from tapejax.dispatch import CAST
 from tapejax.engine import derive
-from tapejax.engine.materialise import force
+from tapejax.engine.cache import CACHE
+from tapejax.engine.materialise import force, force_onward
 from tapejax.errors import refuse
 from tapejax.storage.view import write
 from tapejax.tape import modes
@@ -29,7 +30,7 @@ from tapejax.tape.aval import Aval, aval_of
 from tapejax.tape.node import VAR, Kind, Node
 from tapejax.tape.note import Meta
 from tapejax.tape.op import Array, Arrays, Op, op
-from tapejax.tape.program import Linear, Program, in_order
+from tapejax.tape.program import Linear, Program, in_order, pending
 from tapejax.tape.record import PICK, pick, record, record_kind
 from tapejax.tensor import Tensor, grad_fn_name, wrap
 
@@ -373,6 +374,8 @@ class GraphTask:
         self.order: list[Node] = []
         self.taking_part: set[Node] = set()
         self.freed_run: FreedRun | None = None  # where the graph led, when that is known from its key
+        self.linear: Linear | None = None  # the graph, numbered, as far as nothing of it has run
+        self.launches = 0
         self.course: Course | None = None  # what is done, while that is written down
 
     def run(self) -> list[Any]:
@@ -421,7 +424,15 @@ class GraphTask:
         if not lazy:
             live = [g for g in results if g is not None]
             live += [n for n in self._deposited if n.value is None]
-            force([*live, *(r for r in self.roots if r.kind is not VAR)], keep_residuals=self.retain)
+            live += [r for r in self.roots if r.kind is not VAR]
+            if self.linear is not None and CACHE.launches == self.launches:
+                force_onward(self.linear, self.walk.region, live)
+            else:
+                if self.linear is not None:  # a hook read a value, so that some of what was numbered has run
+                    self.walk.region.clear()
+                    self.linear = None
+                force(live, keep_residuals=self.retain)
+            self.linear = None
         if frees:
             if self.create:  # what the gradients still wait for is about to be forgotten
                 force([g for g in (*results, *self._deposited) if g is not None])
@@ -561,8 +572,12 @@ class GraphTask:
     def _sweep_again(self) -> None:
         """Plan and sweep, or do what a graph with the same key did."""
         walk = self.walk
+        watched = [n for n in walk.region if n.note is not None or n in self.wanted_nodes]
+        if not self.create:  # all that will run, so that it is numbered once
+            pending([*walk.outside, *walk.variables, *self.gradient.values()], walk.region)
         linear = Linear(in_order(walk.region))
         slot = linear.slot_of
+        self.launches = CACHE.launches
         leaves = sorted(walk.variables, key=lambda v: v.seq)
         key = (
             tuple([slot(r) for r in self.roots]),  # (a root may be a leaf: asking for its slot adds an input)
@@ -571,8 +586,7 @@ class GraphTask:
             self.batch,
             tuple([g.aval for g in self.gradient.values()]),
             tuple([slot(v) for v in leaves if self.wanted_metas is None or v.note in self.wanted_metas]),
-            tuple([slot(n) for n in walk.region if n in self.wanted_nodes]),
-            tuple([(slot(n), bool(n.note.hooks), n.note.retained_by is not None) for n in walk.region if n.note is not None]),
+            tuple([(slot(n), n in self.wanted_nodes, n.note and bool(n.note.hooks), n.note and n.note.retained_by is not None) for n in watched]),
             self.create,
             self.accumulate,
             self.targets is None,
@@ -588,8 +602,13 @@ class GraphTask:
         else:
             self._follow(course, linear)
         self.freed_run = FreedRun.of_program(linear, walk.variables)
-        walk.forget()
-        self.walk = self.course = None
+        self.course = None
+        walk.variables.clear()
+        walk.outside.clear()
+        if self.create:
+            walk.region.clear()
+        else:
+            self.linear = linear
 
     def _follow(self, course: Course, linear: Linear) -> None:
         nodes = [*linear.order, *reversed(linear.inputs)]  # by slot

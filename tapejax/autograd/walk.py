@@ -19,12 +19,6 @@ class Walk:
         self.outside: list[Node] = []
         self.plain = True  # no hook anywhere
 
-    def forget(self) -> None:
-        """Let go of the nodes: what only this object holds is no output of a program."""
-        self.region.clear()
-        self.variables.clear()
-        self.outside.clear()
-
 
 def explore(roots: Sequence[Node], everything: bool, create: bool) -> Walk | None:
     """Walk down from `roots`; None for a graph whose course only running it tells.

@@ -51,6 +51,31 @@ def force(nodes: Sequence[Node], keep_residuals: bool = True) -> None:
         raise
 
 
+def force_onward(linear: Linear, found: dict[Node, bool], nodes: Sequence[Node]) -> None:
+    """Like `force`, where what `nodes` wait for is in `linear` (all of `found`) but for the newest part; keeps no residuals."""
+    todo = [n for n in nodes if n.value is None]
+    also = waiting.take()
+    try:
+        found = pending(todo, found)
+        if also:
+            found = _with(found, also)
+        new = [n for n in found if n not in linear.slot]
+        refuse_arguments(new)
+        linear.extend(in_order(new))
+        new.clear()
+        _values(linear, todo)
+    except BaseException:
+        waiting.WAITING.stale += [waiting.weakref.ref(n) for n in also]
+        raise
+
+
+def _values(linear: Linear, todo: Sequence[Node]) -> None:
+    held = outputs_of(linear, todo)
+    order = linear.order
+    outputs, _ = run(linear, ("values", tuple(held)), donatable(linear, recipes_kept(linear, held), [order[i].aval for i in held]))
+    finish(linear, held, outputs)
+
+
 def _force(todo: list[Node], also: list[Node], keep_residuals: bool) -> None:
     found = pending(todo)
     if also:

@@ -58,14 +58,24 @@ class Linear:
 
     def __init__(self, order: list[Node], region: Any = None) -> None:
         """Number `order` (sorted); with `region`, nodes outside it are marked as letting no gradient through."""
-        slot: dict[Node, int] = {}
+        self.order: list[Node] = []
+        self.region = region
+        self.slot: dict[Node, int] = {}
+        self.inputs: list[Node] = []
+        self.input_uses: list[int] = []
+        self.uses: list[int] = []
+        self.variables: list[Node] = []
+        self.key: tuple[Any, ...] = ()
+        self.extend(order)
+
+    def extend(self, order: list[Node]) -> None:
+        """Number more nodes, which what is numbered already does not depend on."""
+        region, slot, inputs, input_uses, variables, uses = self.region, self.slot, self.inputs, self.input_uses, self.variables, self.uses
         words: list[Any] = []
-        inputs: list[Node] = []
-        input_uses: list[int] = []
-        variables: list[Node] = []
-        uses = [0] * len(order)
+        first = len(uses)
+        uses += [0] * len(order)
         word, find = words.append, slot.get
-        for i, node in enumerate(order):
+        for i, node in enumerate(order, first):
             kind = node.kind
             if kind is VAR:
                 variables.append(node)
@@ -84,14 +94,12 @@ class Linear:
                     input_uses[-s - 1] += 1
                 word(s)
             slot[node] = i
-        self.order = order
-        self.region = region
-        self.slot = slot
-        self.inputs = inputs
-        self.input_uses = input_uses
-        self.uses = uses
-        self.variables = variables
-        self.key = tuple(words)
+        if first:
+            self.order += order
+            self.key += tuple(words)
+        else:
+            self.order = order
+            self.key = tuple(words)
 
     def mark(self, region: Any) -> None:
         """Say in the key that no gradient flows through what is outside `region`."""
