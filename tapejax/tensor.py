@@ -15,7 +15,7 @@ from tapejax import devices, display, dtypes
 from tapejax.engine.materialise import force
 from tapejax.engine.replay import Row
 from tapejax.errors import refuse
-from tapejax.storage.view import alias_of, detach_value, detached, refresh
+from tapejax.storage.view import alias_of, detach_value, detached, history_of, refresh
 from tapejax.tape import modes
 from tapejax.tape.aval import aval_of
 from tapejax.tape.node import VAR, Node, leaf, variable
@@ -279,7 +279,7 @@ class Tensor(TensorMethods):
             return
         meta = self._autograd_meta()
         meta.retains_grad = True
-        meta.retain_at(node)
+        meta.retain_at(history_of(node))
 
     @property
     def retains_grad(self) -> bool:

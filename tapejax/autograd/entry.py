@@ -11,6 +11,7 @@ from tapejax.autograd.graph import GradientEdge, node_of_edge
 from tapejax.autograd.graph_task import Target, warn_create_graph
 from tapejax.dispatch import CAST
 from tapejax.errors import refuse
+from tapejax.storage.view import history_of
 from tapejax.tape.node import VAR, Node
 from tapejax.tape.note import Meta
 from tapejax.tape.op import composite
@@ -133,7 +134,7 @@ def _target(t: Any, name: str) -> Target:
         return Target(node.note, node.note) if node.kind is VAR else Target(node, Meta())  # a value has no `.grad` to put it into
     if not isinstance(t, Tensor):
         raise refuse(RuntimeError, name, f"all inputs have to be Tensors or GradientEdges, but got {type(t).__name__}")
-    node = t.node
+    node = history_of(t.node)
     if not node.requires_grad:
         if name == "backward":
             raise refuse(RuntimeError, name, "can't retain_grad on Tensor that has requires_grad=False: every one of `inputs` must require grad")

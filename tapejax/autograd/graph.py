@@ -20,7 +20,7 @@ from tapejax.autograd.saved import (
     saved_tensors_hooks,
 )
 from tapejax.errors import refuse
-from tapejax.storage.view import alias_of
+from tapejax.storage.view import alias_of, history_of
 from tapejax.tape import node as tape
 from tapejax.tape.node import SCALAR, VAR
 from tapejax.tape.note import note_of
@@ -99,7 +99,7 @@ _types: dict[str, type[Node]] = {"AccumulateGrad": AccumulateGrad}
 
 def view(node: tape.Node) -> Any:
     """The Node (or a custom Function's ctx) through which users see `node`."""
-    node = _graph_node(node)
+    node = history_of(node)
     if node.kind is VAR:
         owner = node.note
     else:
@@ -117,13 +117,6 @@ def view(node: tape.Node) -> Any:
     return seen
 
 
-def _graph_node(node: tape.Node) -> tape.Node:
-    """Skip nodes that torch has no counterpart for (an unrecorded write keeps the history it had)."""
-    while node.kind is not VAR and node.kind.name == "overlay" and node.inputs and (node.note is None or node.note.cut is None):
-        node = node.inputs[0]
-    return node
-
-
 def _below(node: tape.Node) -> Any:
     below: Any = _edges_or_none(node)
     if node.kind is not VAR and node.kind.name == "pick" and below:
@@ -132,7 +125,7 @@ def _below(node: tape.Node) -> Any:
 
 
 def _output_number(node: tape.Node) -> int:
-    node = _graph_node(node)
+    node = history_of(node)
     if node.kind is VAR:
         return 0
     if node.note is not None and node.note.cut is not None:

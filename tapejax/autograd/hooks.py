@@ -13,6 +13,7 @@ from typing import Any
 
 from tapejax.autograd.graph_task import running
 from tapejax.errors import refuse
+from tapejax.storage.view import history_of
 from tapejax.tape.node import VAR
 from tapejax.tape.note import note_of
 from tapejax.tape.op import composite
@@ -67,7 +68,7 @@ def register_hook(self: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Remo
     Hooks run in order of registration, once a backward, with the summed gradient. RuntimeError if the tensor does not
     require grad.
     """
-    node = self.node
+    node = history_of(self.node)
     if not node.requires_grad:
         raise refuse(RuntimeError, "register_hook", "cannot register a hook on a tensor that doesn't require gradient")
     if node.kind is VAR:
@@ -97,7 +98,7 @@ def register_multi_grad_hook(tensors: Sequence[Tensor], fn: Callable[..., Any], 
     chosen = list(tensors)
     if any(not t.requires_grad for t in chosen):
         raise refuse(RuntimeError, "register_multi_grad_hook", "cannot register a hook on a tensor that doesn't require gradient")
-    nodes = [weakref.ref(t.node) for t in chosen]
+    nodes = [weakref.ref(history_of(t.node)) for t in chosen]
     seen: dict[int, list[Any]] = {}
 
     def arrive(index: int) -> Callable[[Tensor], None]:

@@ -40,6 +40,13 @@ def overlay(old: Array, new: Array) -> Any:
     return _keep_history(old, new.astype(old.dtype))
 
 
+def history_of(node: Node) -> Node:
+    """The node that stands for `node` in the graph: an unrecorded write has none of its own, the history it found stays."""
+    while node.kind is not VAR and node.kind.op is overlay and node.inputs and (node.note is None or node.note.cut is None):
+        node = node.inputs[0]
+    return node
+
+
 class Lens:
     """One recorded view op with everything but its base."""
 
@@ -124,10 +131,13 @@ def move_retained(tensor: Any, node: Node) -> None:
     """`retain_grad` follows the tensor to its latest value."""
     meta = tensor._meta
     if meta is not None and meta.retains_grad and node.requires_grad and node.kind is not VAR:
-        before = tensor._node.note
-        if before is not None and tensor._node.kind is not VAR and before.retained_by is meta:
+        old, new = history_of(tensor._node), history_of(node)
+        if old is new:
+            return
+        before = old.note
+        if before is not None and old.kind is not VAR and before.retained_by is meta:
             before.retained_by = None
-        meta.retain_at(node)
+        meta.retain_at(new)
 
 
 def made_view(base: Any, view: Any, lens: Lens, flags: int = 0) -> None:
