@@ -180,10 +180,10 @@ def ops_named(names: Sequence[str]) -> list[Op]:
 
 
 def op_targets(op: Op, seed: int) -> list[Target]:
-    """The op's own samples that can be differentiated, each as a call on the tensors among its arguments."""
+    """The op's own samples that can be compared with differences, each as a call on the tensors among its arguments."""
     if not op.differentiable:
         return []
-    found = [_sample_target(op, i, s, seed) for i, s in enumerate(op.sample_inputs(Make(seed)))]
+    found = [_sample_target(op, i, s, seed) for i, s in enumerate(op.sample_inputs(Make(seed))) if s.smooth]
     return [t for t in found if t is not None]
 
 
@@ -211,6 +211,8 @@ def _sample_target(op: Op, number: int, sample: Sample, seed: int) -> Target | N
     def run(*tensors: Any) -> Any:
         if random:
             tapejax.manual_seed(seed)
+        if op.triangle:  # one triangle is read, and its gradient stands for both: move both
+            tensors = ((tensors[0] + tensors[0].mH) / 2, *tensors[1:])
         return op(*[_fill(a, tensors) for a in args], **{k: _fill(v, tensors) for k, v in kwargs.items()})
 
     return Target(f"{op.name} #{number}", run, tuple(inputs), tuple(names), kinks_pass=True)

@@ -82,7 +82,7 @@ def _pull_residuals_body(arrays: Arrays, tree: Any, batched: bool) -> Any:
     return derive.pull_residuals(tree, arrays[:n], arrays[n:], batched)  # type: ignore[index]
 
 
-PULL = Op(_pull_body, "", {"name": "pull", "grad_name": "Pull", "oracle": None, "saves": "value"})
+PULL = Op(_pull_body, "", {"name": "pull", "grad_name": "Pull", "oracle": None, "saves": "computed"})
 PULL_RESIDUALS = Op(_pull_residuals_body, "", {"name": "pull_residuals", "oracle": None, "differentiable": False})
 
 
@@ -153,6 +153,8 @@ def was_moved(node: Node) -> bool:
 def saved_check(node: Node) -> None:
     """Raise if a value that the node's backward needs was written in place since it was recorded."""
     if node.kind is VAR or not node.kind.saves:
+        if node.kind is not VAR and node.kind.op is PICK and node.inputs:
+            _output_check(node, node.inputs[0])
         return
     if node.note is not None and node.note.saved is not None:  # whoever keeps the values answers for them
         node.note.saved.check()
@@ -166,6 +168,17 @@ def saved_check(node: Node) -> None:
         if name in names and not (i == 0 and _overwrites(node, x)):
             _compare(x, node)
     if "result" in names:
+        _compare(node, node)
+
+
+def _output_check(node: Node, source: Node) -> None:
+    """The same for `node`, one output of the several of `source`."""
+    if source.kind is VAR or source.kind.op is PICK or (source.note is not None and source.note.saved is not None):
+        return
+    op = source.kind.op
+    field = op.returns[node.kind.statics[0]] if op.returns else None
+    names = saves_of(source)
+    if "result" in names or field in names:
         _compare(node, node)
 
 

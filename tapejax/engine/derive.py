@@ -150,7 +150,7 @@ def _saved_inputs(program: Program, roots: Sequence[int], wanted: Sequence[int])
         for operand, s in zip(kind.operands, slots, strict=True):
             through = above.get(s, 0)
             names = {*kind.saves.get("*", ()), *kind.saves.get(operand, ())} if through else ()
-            bits = behind[i] if "result" in names else 0
+            bits = behind[i] if "result" in names or "computed" in names else 0
             for other, t in zip(kind.operands, slots, strict=True):
                 if other in names:
                     bits |= behind[t]

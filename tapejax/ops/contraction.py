@@ -132,7 +132,7 @@ def _(make: Any) -> Iterator[Any]:
     yield error_sample(RuntimeError, "contracted dimensions need to match", make(2, 3), make(2, 3), 1)
 
 
-@op("torch Tensor", promote=mixed, saves={"input": "other", "other": "input"}, grad_name="View")
+@op("torch Tensor", promote=mixed, saves="computed", grad_name="View")
 def kron(input: Array, other: Array) -> Array:
     """Return the Kronecker product: blocks `input[i, j] * other`, axes aligned at the end."""
     return jnp.kron(input, other)

@@ -37,7 +37,7 @@ def _eigh(name: str, a: Any, triangle: str) -> tuple[Any, Any]:
     return values, vectors
 
 
-@op("linalg", returns="eigenvalues eigenvectors", saves="result", oracle=None, grad_name="LinalgEigh")
+@op("linalg", returns="eigenvalues eigenvectors", saves="result", triangle=True, oracle=None, grad_name="LinalgEigh")
 def eigh(A: Array, UPLO: str = "L") -> tuple[Array, Array]:
     """Return (eigenvalues, eigenvectors) of Hermitian matrices: `(..., N)` real and rising, `(..., N, N)` in columns.
 
@@ -50,7 +50,7 @@ def eigh(A: Array, UPLO: str = "L") -> tuple[Array, Array]:
     return _eigh("linalg.eigh", A, UPLO)
 
 
-@op("linalg", saves="result", oracle="linalg.eigvalsh", grad_name="LinalgEigh")
+@op("linalg", saves="result", triangle=True, oracle="linalg.eigvalsh", grad_name="LinalgEigh")
 def eigvalsh(A: Array, UPLO: str = "L") -> Array:
     """Return the rising eigenvalues of Hermitian matrices, `(..., N, N) -> (..., N)`; differentiable also where equal."""
     return _eigh("linalg.eigvalsh", A, UPLO)[0]

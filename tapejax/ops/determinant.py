@@ -118,7 +118,7 @@ def slogdet(input: Array) -> tuple[Array, Array]:
     return sign, size
 
 
-@op("torch Tensor", saves="input result", grad_name="LinalgSlogdet")
+@op("torch Tensor", saves="input", grad_name="LinalgSlogdet")
 def logdet(input: Array) -> Array:
     """Return log(det A) of square matrices: NaN where the determinant is negative, -inf where it is 0."""
     matrices("logdet", input)

@@ -25,7 +25,7 @@ from tapejax.ops.power import pow, square
 from tapejax.ops.samples import Make
 from tapejax.ops.transcendental import cos, exp, log, sigmoid, sin, sqrt, tanh
 from tapejax.tape.aval import Aval
-from tapejax.tape.op import Array, ErrorSample, Scalar, composite, error_sample, op, sample
+from tapejax.tape.op import Array, ErrorSample, Scalar, composite, error_sample, op, rough, sample
 
 __all__ = ["abs", "add", "addcdiv", "addcmul", "bitwise_not", "clamp", "clamp_max", "clamp_min", "cos", "div", "eq", "exp",
            "floor_divide", "ge", "gt", "le", "lerp", "log", "logical_and", "logical_not", "logical_or", "lt", "maximum",
@@ -477,4 +477,4 @@ def hypot(input: Array, other: Array) -> Array:
 @hypot.samples
 def _(make: Make) -> Iterator[Any]:
     yield make(3, 4), make(4)
-    yield np.array([3.0, 1e200]), np.array([4.0, 1e200])
+    yield rough("a step is below the rounding of 1e200", np.array([3.0, 1e200]), np.array([4.0, 1e200]))

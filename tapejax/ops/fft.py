@@ -112,7 +112,7 @@ def ifft(input: Array, n: Size = None, dim: int = -1, norm: str | None = None) -
     return _one("ifft", input, n, dim, norm, jnp.fft.ifft)
 
 
-@op("fft", promote="float", oracle="fft.rfft", grad_name="FftR2C")
+@op("fft", promote="float", saves="input", oracle="fft.rfft", grad_name="FftR2C")
 def rfft(input: Array, n: Size = None, dim: int = -1, norm: str | None = None) -> Array:
     """Return the first `n // 2 + 1` coefficients of the transform of a real input along `dim`; the rest mirror them."""
     return _one("rfft", input, n, dim, norm, jnp.fft.rfft, real=True)
@@ -136,7 +136,7 @@ def hfft(input: Array, n: Size = None, dim: int = -1, norm: str | None = None) -
     return _one("hfft", jnp.conj(input), n, dim, swapped, _irfft)
 
 
-@op("fft", promote="float", oracle="fft.ihfft", grad_name="FftR2C")
+@op("fft", promote="float", saves="input", oracle="fft.ihfft", grad_name="FftR2C")
 def ihfft(input: Array, n: Size = None, dim: int = -1, norm: str | None = None) -> Array:
     """Return the inverse of `hfft`: the first half of the Hermitian signal of a real spectrum."""
     swapped = {None: "forward", "backward": "forward", "forward": "backward"}.get(norm, norm)
@@ -189,7 +189,7 @@ def ifftn(input: Array, s: Size = None, dim: Dims = None, norm: str | None = Non
     return _many("ifftn", input, s, dim, norm, jnp.fft.ifft)
 
 
-@op("fft", promote="float", oracle="fft.rfft2", grad_name="FftR2C")
+@op("fft", promote="float", saves="input", oracle="fft.rfft2", grad_name="FftR2C")
 def rfft2(input: Array, s: Size = None, dim: Dims = (-2, -1), norm: str | None = None) -> Array:
     """Return the transform of a real input over two axes, of which the last is halved."""
     return _many_real("rfft2", input, s, dim, norm, False)
@@ -201,7 +201,7 @@ def irfft2(input: Array, s: Size = None, dim: Dims = (-2, -1), norm: str | None 
     return _many_real("irfft2", input, s, dim, norm, True)
 
 
-@op("fft", promote="float", oracle="fft.rfftn", grad_name="FftR2C")
+@op("fft", promote="float", saves="input", oracle="fft.rfftn", grad_name="FftR2C")
 def rfftn(input: Array, s: Size = None, dim: Dims = None, norm: str | None = None) -> Array:
     """Return the transform of a real input over the axes `dim`, of which the last is halved."""
     return _many_real("rfftn", input, s, dim, norm, False)

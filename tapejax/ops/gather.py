@@ -74,7 +74,7 @@ def _used(src: Array, index: Array) -> Array:
     return src if src.shape == index.shape else src[tuple(slice(n) for n in index.shape)]
 
 
-@op("torch Tensor", saves={"input": "index"})
+@op("torch Tensor", saves={"input": "input index"})
 def gather(input: Array, dim: int, index: Array, *, sparse_grad: bool = False) -> Array:
     """Return the entries of `input` at `index` along `dim`: `out[i][j] = input[index[i][j]][j]` for dim 0.
 
@@ -134,7 +134,7 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
     return gather(input.expand(tuple(a)), d, indices.expand(tuple(b)))
 
 
-@op("torch Tensor", saves={"input": "index"})
+@op("torch Tensor", saves={"input": "input index"})
 def take(input: Array, index: Array) -> Array:
     """Return the elements of the flattened `input` at `index` (negative ones count from the end), in the index's
     shape.
@@ -413,7 +413,7 @@ def _entries(name: str, input: Array, dim: int, index: Array, source: Array) -> 
     return d, (slice(None),) * d + (index,), source
 
 
-@op("torch Tensor Tensor_", saves={"source": "index"})
+@op("torch Tensor Tensor_", saves={"source": "index source"})
 def index_add(input: Array, dim: int, index: Array, source: Array, *, alpha: Scalar = 1) -> Array:
     """Return `input` with `alpha * source` added to the entries along `dim` listed in the vector `index`; repeats
     add up.
@@ -434,7 +434,7 @@ def _(make):
     yield error_sample(RuntimeError, "Number of indices", make(3, 2), 0, np.array([0, 1]), make(3, 2))
 
 
-@op("torch Tensor Tensor_", saves={"input": "index", "source": "index"})
+@op("torch Tensor Tensor_", saves={"input": "index", "source": "index source"})
 def index_copy(input: Array, dim: int, index: Array, source: Array) -> Array:
     """Return `input` with the entries along `dim` listed in `index` replaced by those of `source`."""
     _, at, source = _entries("index_copy", input, dim, index, source)
@@ -573,7 +573,7 @@ def _(make):
     yield sample(make(2, 3), make.bools(3), make(2, 3))
 
 
-@op("torch Tensor Tensor_", saves={"input": "index", "source": "index"})
+@op("torch Tensor Tensor_", saves={"input": "index", "source": "index source"})
 def put(input: Array, index: Array, source: Array, accumulate: bool = False) -> Array:
     """Return `input` with `source` written (or added) at the flat positions `index`, which has as many elements."""
     _integers("put", index)

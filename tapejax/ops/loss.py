@@ -136,7 +136,7 @@ def _(make: Make) -> Iterator[Any]:
     yield make(3), make.ints(high=3)
 
 
-@op("", saves="input weight", oracle="nn.functional.cross_entropy", name="cross_entropy_of_classes", grad_name="NllLoss")
+@op("", saves="computed target weight", oracle="nn.functional.cross_entropy", name="cross_entropy_of_classes", grad_name="NllLoss")
 def cross_entropy_of_classes(
     input: Array,
     target: Array,
@@ -170,7 +170,7 @@ def _(make: Make) -> Iterator[Any]:
     yield error_sample(ValueError, "to match target batch_size", make(4, 3), make.ints(3))
 
 
-@op("", saves="input target", oracle="nn.functional.cross_entropy", name="cross_entropy_of_probabilities", grad_name="Div")
+@op("", saves={"input": "computed target", "target": "computed"}, oracle="nn.functional.cross_entropy", name="cross_entropy_of_probabilities", grad_name="Div")
 def cross_entropy_of_probabilities(
     input: Array,
     target: Array,
@@ -310,7 +310,7 @@ def _(make: Make) -> Iterator[Any]:
     yield make(3, 1), make(2)
 
 
-@op("", promote="common", saves="input target", oracle="nn.functional.l1_loss", name="l1_loss", grad_name="Mean")
+@op("", promote="common", saves="computed", oracle="nn.functional.l1_loss", name="l1_loss", grad_name="Mean")
 def absolute_error(input: Array, target: Array, reduction: str = "mean", weight: Array | None = None) -> Array:
     """Take the absolute difference `|input - target|`; shapes broadcast; gradient 0 where they are equal."""
     return _times_weight("l1_loss", magnitude(_regression("l1_loss", input, target)), weight, reduction)
@@ -513,7 +513,7 @@ def binary_cross_entropy_with_logits(
     return bernoulli_cross_entropy_of_logits(input, target, weight, legacy(size_average, reduce, reduction), pos_weight)
 
 
-@op("", promote="common", saves="target", oracle="nn.functional.kl_div", name="kl_div")
+@op("", promote="common", saves={"input": "target", "target": "input target"}, oracle="nn.functional.kl_div", name="kl_div")
 def relative_entropy(input: Array, target: Array, reduction: str = "mean", log_target: bool = False) -> Array:
     """Take `target · (log target - input)` for log-probabilities `input`; terms with target 0 are 0. See `kl_div`."""
     fitting("kl_div", input, target)
@@ -589,7 +589,7 @@ def poisson_nll_loss(
     return poisson_nll(input, target, log_input, full, reduction=legacy(size_average, reduce, reduction), eps=eps)
 
 
-@op("", saves="input target var", oracle="nn.functional.gaussian_nll_loss", name="gaussian_nll_loss", grad_name="Mean")
+@op("", saves="computed", oracle="nn.functional.gaussian_nll_loss", name="gaussian_nll_loss", grad_name="Mean")
 def gaussian_nll(
     input: Array, target: Array, var: Array, full: bool = False, eps: Scalar = 1e-6, reduction: str = "mean"
 ) -> Array:

@@ -23,7 +23,7 @@ def _hinge(x: jax.Array, at_corner: float = 1.0) -> jax.Array:
     return jnp.where(still >= 0 if at_corner else still > 0, x, 0)
 
 
-@op("", saves="input target", oracle="nn.functional.hinge_embedding_loss", name="hinge_embedding_loss")
+@op("", saves="computed target", oracle="nn.functional.hinge_embedding_loss", name="hinge_embedding_loss")
 def hinge_embedding(input: Array, target: Array, margin: Scalar = 1.0, reduction: str = "mean") -> Array:
     """Take `input` where target is 1 and `max(0, margin - input)` where it is -1; shapes broadcast."""
     fitting("hinge_embedding_loss", input, target)
@@ -42,7 +42,7 @@ def _(make: Make) -> Iterator[Any]:
     yield sample(make(4), _signs(make, 4), margin=0.5, reduction="sum")
 
 
-@op("", saves="input1 input2 target", oracle="nn.functional.margin_ranking_loss", name="margin_ranking_loss")
+@op("", saves="computed target", oracle="nn.functional.margin_ranking_loss", name="margin_ranking_loss")
 def margin_ranking(input1: Array, input2: Array, target: Array, margin: Scalar = 0.0, reduction: str = "mean") -> Array:
     """Take `max(0, -target · (input1 - input2) + margin)`: target 1 wants input1 the larger, -1 input2."""
     fitting("margin_ranking_loss", input1, input2)
@@ -92,7 +92,7 @@ def _(make: Make) -> Iterator[Any]:
 
 
 @op(
-    "", promote="common", saves="anchor positive negative", oracle="nn.functional.triplet_margin_loss", name="triplet_margin_loss"
+    "", promote="common", saves="computed", oracle="nn.functional.triplet_margin_loss", name="triplet_margin_loss"
 )
 def triplet_margin(
     anchor: Array,

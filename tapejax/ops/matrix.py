@@ -15,7 +15,7 @@ from tapejax.ops.reduce import axis, summed_type
 from tapejax.tape.op import Array, composite, error_sample, op, sample
 
 
-def matrices(name: str, *operands: Any, square: bool = True) -> None:
+def matrices(name: str, *operands: Any, square: bool = True, half: bool = False) -> None:
     """Refuse what is not a batch of (square) floating or complex matrices, in torch's words."""
     for x in operands:
         if x.ndim < 2:
@@ -28,7 +28,7 @@ def matrices(name: str, *operands: Any, square: bool = True) -> None:
             given = dtypes.of(x.dtype).tensor_name
             message = f"Expected a floating point or complex tensor as input. Got {given} → convert it with .float()"
             raise refuse(RuntimeError, name, message)
-        if x.dtype.name in ("float16", "bfloat16"):
+        if x.dtype.name in ("float16", "bfloat16") and not half:
             message = f"Low precision dtypes not supported. Got {dtypes.of(x.dtype).tensor_name} → convert it with .float()"
             raise refuse(RuntimeError, name, message)
 

@@ -146,7 +146,7 @@ def _(make: Any) -> Iterator[Any]:
     yield error_sample(IndexError, "Dimension out of range", make(3), 2, 1)
 
 
-@op("linalg", saves="input result", oracle="linalg.vector_norm", grad_name="LinalgVectorNorm")
+@op("linalg", saves="x result", oracle="linalg.vector_norm", grad_name="LinalgVectorNorm")
 def vector_norm(
     x: Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: dtypes.dtype | None = None
 ) -> Array:
@@ -170,7 +170,7 @@ def _(make: Any) -> Iterator[Any]:
     yield error_sample(RuntimeError, "cannot compute the inf norm on an empty tensor", make(0), math.inf)
 
 
-@op("linalg", saves="input result", oracle="linalg.matrix_norm")
+@op("linalg", saves="A result", oracle="linalg.matrix_norm")
 def matrix_norm(
     A: Array, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: dtypes.dtype | None = None
 ) -> Array:
@@ -195,7 +195,7 @@ def _(make: Any) -> Iterator[Any]:
     yield error_sample(RuntimeError, "not supported", make(2, 2), 3)
 
 
-@op("", saves="input result", oracle="linalg.norm", grad_name="LinalgVectorNorm")
+@op("", saves="A result", oracle="linalg.norm", grad_name="LinalgVectorNorm")
 def linalg_norm(
     A: Array, ord: Any = None, dim: Dims = None, keepdim: bool = False, *, dtype: dtypes.dtype | None = None
 ) -> Array:
@@ -294,7 +294,7 @@ def _(make: Any) -> Iterator[Any]:
     yield error_sample(RuntimeError, "same number of columns", make(2, 3), make(2, 2))
 
 
-@op("torch nn.functional", promote="common", saves="x1 x2 result")
+@op("torch nn.functional", promote="common", saves="result")
 def pairwise_distance(x1: Array, x2: Array, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Array:
     """Return the p-norm of `x1 - x2 + eps` over the last axis: `(..., D) -> (...)`."""
     return _vector("pairwise_distance", x1 - x2 + jnp.asarray(eps, x1.dtype), p, -1, keepdim)

@@ -53,7 +53,7 @@ def _check_shape(name: str, x: jax.Array, shape: tuple[int, ...], weight: Any, b
     return tuple(range(x.ndim - len(shape), x.ndim))
 
 
-@op("torch nn.functional", saves="input weight", grad_name="NativeLayerNorm", oracle="nn.functional.layer_norm")
+@op("torch nn.functional", saves="input weight bias", grad_name="NativeLayerNorm", oracle="nn.functional.layer_norm")
 def layer_norm(
     input: Array, normalized_shape: Ints, weight: Array | None = None, bias: Array | None = None, eps: Scalar = 1e-5
 ) -> Array:

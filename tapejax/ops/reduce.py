@@ -151,7 +151,7 @@ def _(make: Any) -> Iterator[Any]:
     yield sample(make(2, 0))
 
 
-@op("torch Tensor")
+@op("torch Tensor", saves="input")
 def nansum(input: Array, dim: Dims = None, keepdim: bool = False, *, dtype: dtypes.dtype | None = None) -> Array:
     """Return the sum over `dim` with NaN counted as 0; NaN elements receive no gradient."""
     kind = summed_type(input, dtype)
@@ -167,7 +167,7 @@ def _(make: Any) -> Iterator[Any]:
     yield sample(make.ints(3, 2), -1)
 
 
-@op("torch Tensor")
+@op("torch Tensor", saves="input")
 def nanmean(input: Array, dim: Dims = None, keepdim: bool = False, *, dtype: dtypes.dtype | None = None) -> Array:
     """Return the mean over `dim` of the elements that are not NaN; NaN where there is none.
 

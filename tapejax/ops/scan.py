@@ -94,7 +94,7 @@ def _record(name: str, x: Any, dim: int, largest: bool) -> tuple[Any, Any]:
     return along(x, index, d), index
 
 
-@op("torch Tensor", returns="values indices", saves="indices")
+@op("torch Tensor", returns="values indices", saves="input indices")
 def cummax(input: Array, dim: int) -> tuple[Array, Array]:
     """Return (values, indices) of the running maximum along `dim`: the last of those that tie; NaN wins.
 
@@ -103,7 +103,7 @@ def cummax(input: Array, dim: int) -> tuple[Array, Array]:
     return _record("cummax", input, dim, True)
 
 
-@op("torch Tensor", returns="values indices", saves="indices")
+@op("torch Tensor", returns="values indices", saves="input indices")
 def cummin(input: Array, dim: int) -> tuple[Array, Array]:
     """Return (values, indices) of the running minimum along `dim`: the last of those that tie; NaN wins.
 
@@ -180,7 +180,7 @@ def _trapezoids(name: str, y: Any, x: Any, dx: Any, dim: int) -> Any:
     return heights * (steps / 2).astype(y.dtype), d
 
 
-@op("torch", aliases="trapz", promote=mixed, saves="y x")
+@op("torch", aliases="trapz", promote=mixed, saves={"y": "x", "x": "y"})
 def trapezoid(y: Array, x: Array | None = None, *, dx: float = 1, dim: int = -1) -> Array:
     """Return the integral of samples `y` along `dim` by the trapezoidal rule: `Σ (x_{i+1} - x_i)(y_i + y_{i+1}) / 2`.
 
@@ -198,7 +198,7 @@ def _(make: Any) -> Iterator[Any]:
     yield sample(make(3, 4), dx=0.5, dim=0)
 
 
-@op("torch", promote=mixed, saves="y x")
+@op("torch", promote=mixed, saves={"y": "x", "x": "y"})
 def cumulative_trapezoid(y: Array, x: Array | None = None, *, dx: float = 1, dim: int = -1) -> Array:
     """Return the running integral of samples `y` along `dim` by the trapezoidal rule, one entry shorter; see `trapezoid`."""
     area, d = _trapezoids("cumulative_trapezoid", y, x, dx, dim)

@@ -86,7 +86,7 @@ def argsort(input: Any, dim: int = -1, descending: bool = False, *, stable: bool
     return argsort_op(input, dim, descending)
 
 
-@op("torch Tensor", grad_name="Sort", saves="indices")
+@op("torch Tensor", grad_name="Sort", saves="computed")
 def msort(input: Array) -> Array:
     """Return the values sorted along the first axis."""
     _ordered("msort", input)

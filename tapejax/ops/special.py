@@ -364,7 +364,7 @@ def i1e(input: Array) -> Array:
     return _bessel_i1e(input)
 
 
-@op("special", promote="float", saves="input", oracle="special.ndtr", grad_name="Mul")
+@op("special", promote="float", saves="computed", oracle="special.ndtr", grad_name="Mul")
 def ndtr(input: Array) -> Array:
     """Return the normal distribution function Φ: the area under the bell curve left of `input`."""
     refuse_complex("ndtr", input)

@@ -36,12 +36,19 @@ class Kind:
         self.aval: Any = None  # of the result; for a several-output kind the tuple `avals`
         self.avals: tuple[Aval, ...] | None = None
         self.differentiable: Any = False  # whether results may require grad (an object that raises: they must not)
-        self.saves = op.saves
+        self.saves = op.saves if {*op.operands} <= {*operands} else _of_present(op, operands)
         self.lens: Any = None  # of a view kind without further operands: its lens
         self.reach: Any = None  # of a PULL kind: per output, the inputs it depends on
 
     def __repr__(self) -> str:
         return f"<kind {self.name}{self.statics} {self.inputs}>"
+
+
+def _of_present(op: Op, operands: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """`op.saves` without the operands that this kind was not given."""
+    absent = {*op.operands} - {*operands}
+    kept = {of: tuple(n for n in names if n not in absent) for of, names in op.saves.items() if of not in absent}
+    return {of: names for of, names in kept.items() if names}
 
 
 class Node:

@@ -27,6 +27,8 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from tapejax import dtypes
 from tapejax.tape.aval import Aval
 
@@ -71,6 +73,18 @@ class Sample(NamedTuple):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    rough: str = ""  # why its gradient is not to be compared with finite differences
+
+    @property
+    def smooth(self) -> bool:
+        """Whether finite differences make sense; at infinity and NaN the conventions are torch's and there is no slope."""
+        return not self.rough and _finite((self.args, *self.kwargs.values()))
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_finite, value))
+    return not (isinstance(value, np.ndarray) and value.dtype.kind in "fc") or bool(np.isfinite(value).all())
 
 
 class ErrorSample(NamedTuple):
@@ -84,6 +98,11 @@ class ErrorSample(NamedTuple):
 
 def sample(*args: Any, **kwargs: Any) -> Sample:
     return Sample(args, kwargs)
+
+
+def rough(why: str, *args: Any, **kwargs: Any) -> Sample:
+    """A sample whose gradient follows a convention, or whose result rounds too coarsely: not compared with finite differences."""
+    return Sample(args, kwargs, why)
 
 
 def error_sample(error: type[Exception], match: str, *args: Any, **kwargs: Any) -> ErrorSample:
@@ -104,12 +123,16 @@ class Op:
         self.returns: tuple[str, ...] = tuple(options.pop("returns", "").split())
         self.grad_name: str = options.pop("grad_name", None) or "".join(p[:1].upper() + p[1:] for p in self.name.split("_"))
         self.differentiable: bool = options.pop("differentiable", True)
+        self.triangle: bool = options.pop("triangle", False)
         self.oracle: str | None = options.pop("oracle", self.name)  # the dotted name below `torch` to compare with
         if options:
             raise TypeError(f"op {self.name}: unknown options {sorted(options)}")
         self.params: tuple[Param, ...] = tuple(_params(impl) if params is None else params)
         self.operands = tuple(p.name for p in self.params if p.role != "static")
         self.statics = tuple(p.name for p in self.params if p.role == "static")
+        known = {*self.operands, *self.returns, "*", "result", "computed"}
+        if unknown := {name for of, names in self.saves.items() for name in (of, *names)} - known:
+            raise TypeError(f"op {self.name}: saves {sorted(unknown)}, which are no operands of it")
         self.only_arrays = all(p.role in ("array", "optional", "static") for p in self.params)
         self.kinds: dict[Any, Any] = {}  # inference cache: (form, statics, *input avals) -> Kind
         self._samples: Callable[..., Iterator[Any]] | None = None
@@ -160,10 +183,12 @@ def op(expose: str = "torch Tensor", **options: Any) -> Callable[[Callable[..., 
     Options: `name`; `aliases` (space separated, exposed everywhere the op is); `promote`, how operands are cast before
     the body sees them: None (as they are), "common" (torch's result type), "float" (the same, integers become the
     default float type), "first" (all take the first operand's type), or a callable `(avals, statics) -> target dtypes`;
-    `saves`, what the backward needs, for version checks and "freed graph" errors: operand names and "result", space
-    separated, or a dict from operand to what *its* gradient needs (`{"input": "other", "other": "input"}`);
+    `saves`, what the backward needs, for version checks and "freed graph" errors: names of operands and returned fields,
+    "result" (every one) and "computed" (something the user cannot write to), space separated, or a dict from operand to
+    what *its* gradient needs (`{"input": "other", "other": "input"}`);
     `put`, for views, the write-back `put(base, value, *other operands, **statics) -> base`; `returns`, field names of a
     several-output op; `grad_name` ("Mul" prints as MulBackward0); `differentiable=False` for results without gradient;
+    `triangle`: only one triangle of the first operand is read, and its gradient is Hermitian;
     `oracle`, the name below `torch` to compare with (None: no counterpart).
     """
 
