@@ -839,6 +839,7 @@ class GraphTask:
         avals = (*(program.inputs[i] for i in needed), *seeds)
         kind = Kind(PULL, ((len(avals),),), (plan,), avals, ("value",) * len(needed) + ("seed",) * len(seeds))
         kind.casts = (None,) * len(avals)
+        kind.saves = {"*": ("value",)}
         kind.avals = kind.aval = tuple(a if batch is None else aval_of((batch, *a.shape), a.dtype, a.device) for a in wanted)
         kind.differentiable = True
         kind.reach = tuple(tuple(place[i] if i < n else len(needed) + i - n for i in found) for found in dependence)

@@ -42,7 +42,7 @@ def overlay(old: Array, new: Array) -> Any:
 
 def history_of(node: Node) -> Node:
     """The node that stands for `node` in the graph: an unrecorded write has none of its own, the history it found stays."""
-    while node.kind is not VAR and node.kind.op is overlay and node.inputs and (node.note is None or node.note.cut is None):
+    while node.kind.__class__ is Kind and node.kind.op is overlay and node.inputs and (node.note is None or node.note.cut is None):
         node = node.inputs[0]
     return node
 
