@@ -61,8 +61,8 @@ for _op in (eigh, eigvalsh):
 
     @_op.samples
     def _(make: Any) -> Iterator[Any]:
-        yield make.spd(3)
-        yield make.spd(2, 2), "U"
+        yield sample(make.spd(3), symmetric=True)
+        yield sample(make.spd(2, 2), "U", symmetric=True)
 
 
 @op("linalg", returns="eigenvalues eigenvectors", saves="result", oracle=None, grad_name="LinalgEig")

@@ -27,6 +27,8 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from tapejax import dtypes
 from tapejax.tape.aval import Aval
 
@@ -67,10 +69,17 @@ class Param(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One call of an op, for the tests and for `tapejax check --op`."""
+    """One call of an op, for the tests and for `tapejax check --op`; the flags are `sample`'s."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    smooth: bool = True
+    symmetric: bool = False
+
+    @property
+    def has_slope(self) -> bool:
+        """Whether finite differences have something to say: smooth, and every number in it is finite."""
+        return self.smooth and all(np.isfinite(a).all() for a in _arrays((self.args, self.kwargs)))
 
 
 class ErrorSample(NamedTuple):
@@ -82,8 +91,25 @@ class ErrorSample(NamedTuple):
     match: str
 
 
-def sample(*args: Any, **kwargs: Any) -> Sample:
-    return Sample(args, kwargs)
+def sample(*args: Any, smooth: bool = True, symmetric: bool = False, **kwargs: Any) -> Sample:
+    """Describe the call `op(*args, **kwargs)`.
+
+    `smooth=False`: the gradient follows torch's convention and is not the limit of difference quotients (a draw, a
+    straight-through estimate, a row without gradient by contract, a step that leaves the domain), so finite differences
+    skip it; say why beside it. `symmetric=True`: one triangle of the matrices is read and the gradient is symmetric, so
+    only symmetric directions are compared.
+    """
+    return Sample(args, kwargs, smooth, symmetric)
+
+
+def _arrays(value: Any) -> Iterator[Any]:
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            yield from _arrays(v)
+    elif isinstance(value, dict):
+        yield from _arrays(list(value.values()))
 
 
 def error_sample(error: type[Exception], match: str, *args: Any, **kwargs: Any) -> ErrorSample:
