@@ -92,7 +92,8 @@ def _ops(names: Sequence[str], run: Callable[..., list[Result]], seed: int) -> t
         for one in chosen:
             targets, without_slope = op_targets(one, seed)
             if not targets and "all" not in names:
-                why = "its result has no gradient" if not one.differentiable else "it has no samples that can be differentiated"
+                none = "no sample of it has a slope to compare with" if without_slope else "it has no samples that can be differentiated"
+                why = none if one.differentiable else "its result has no gradient"
                 raise Unusable(f"op {one.name}: {why}")
             skipped += not targets
             uncompared += without_slope
