@@ -59,18 +59,18 @@ def check(
     def run(one: Target, tick: Callable[[], None] | None) -> list[Result]:
         return check_target(one, limits, second_order=second_order, batched=batched, fast=fast, seed=seed, tick=tick)
 
-    skipped = 0
+    skipped = uncompared = 0
     if target:
         results = _functions(targets_of(target, input or (), seed), run)
     else:
-        results, skipped = _ops(wanted_ops, run, seed)
+        results, skipped, uncompared = _ops(wanted_ops, run, seed)
     if as_json:
         print(json.dumps({"ok": all(r.ok for r in results), "checks": [r.plain() for r in results]}, indent=2))
     else:
         shown = results if target or len(results) <= 40 else [r for r in results if not r.ok]
         if shown:
             show(shown, out, per_op=not target)
-        summary(results, out, time.perf_counter() - started, skipped)
+        summary(results, out, time.perf_counter() - started, skipped, uncompared)
     if not all(r.ok for r in results):
         raise typer.Exit(1)
 
@@ -83,21 +83,23 @@ def _functions(targets: Sequence[Target], run: Callable[..., list[Result]]) -> l
     return found
 
 
-def _ops(names: Sequence[str], run: Callable[..., list[Result]], seed: int) -> tuple[list[Result], int]:
+def _ops(names: Sequence[str], run: Callable[..., list[Result]], seed: int) -> tuple[list[Result], int, int]:
     """Every sample of every op; per op and order the worst input of all samples is kept."""
     chosen = ops_named(names)
     found: list[Result] = []
-    skipped = 0
+    skipped = uncompared = 0
     with _progress("ops", len(chosen)) as tick:
         for one in chosen:
-            targets = op_targets(one, seed)
+            targets, without_slope = op_targets(one, seed)
             if not targets and "all" not in names:
-                why = "its result has no gradient" if not one.differentiable else "it has no samples that can be differentiated"
+                none = "no sample of it has a slope to compare with" if without_slope else "it has no samples that can be differentiated"
+                why = none if one.differentiable else "its result has no gradient"
                 raise Unusable(f"op {one.name}: {why}")
             skipped += not targets
+            uncompared += without_slope
             found += _worst_of(one.name, [r for t in targets for r in _tried(t, run)])
             tick()
-    return found, skipped
+    return found, skipped, uncompared
 
 
 def _tried(target: Target, run: Callable[..., list[Result]]) -> list[Result]:

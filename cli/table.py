@@ -108,11 +108,12 @@ def _explain(result: Result, row: Row, out: Console) -> None:
         out.print(Text.assemble("  suspect: ", (row.suspect, "bold yellow")), soft_wrap=True)
 
 
-def summary(results: Sequence[Result], out: Console, seconds: float, skipped: int = 0) -> None:
-    """The last line: how many checks passed, with which step and tolerances."""
+def summary(results: Sequence[Result], out: Console, seconds: float, skipped: int = 0, uncompared: int = 0) -> None:
+    """The last line: how many checks passed, how many samples were not compared, with which step and tolerances."""
     wrong = sum(not r.ok for r in results)
     passed = len(results) - wrong
     parts = [f"{passed} passed"] + ([f"{wrong} wrong"] if wrong else []) + ([f"{skipped} without samples to differentiate"] if skipped else [])
+    parts += [f"{uncompared} sample{'s' * (uncompared > 1)} not compared (no slope there)"] if uncompared else []
     limits = sorted({(r.eps, r.atol, r.rtol) for r in results})
     how = " · ".join(f"eps {e:g}, atol {a:g}, rtol {t:g}" for e, a, t in limits)
     style = "bold red" if wrong else "bold green"

@@ -179,12 +179,16 @@ def ops_named(names: Sequence[str]) -> list[Op]:
     return found
 
 
-def op_targets(op: Op, seed: int) -> list[Target]:
-    """The op's own samples that can be compared with differences, each as a call on the tensors among its arguments."""
+def op_targets(op: Op, seed: int) -> tuple[list[Target], int]:
+    """The op's own samples that can be differentiated, each as a call on the tensors among its arguments.
+
+    And how many more have no slope to compare with: they show a convention (see `rough`), infinity or NaN.
+    """
     if not op.differentiable:
-        return []
-    found = [_sample_target(op, i, s, seed) for i, s in enumerate(op.sample_inputs(Make(seed))) if s.smooth]
-    return [t for t in found if t is not None]
+        return [], 0
+    found = [(s, _sample_target(op, i, s, seed)) for i, s in enumerate(op.sample_inputs(Make(seed)))]
+    compared = [t for s, t in found if t is not None and s.smooth]
+    return compared, sum(t is not None for _, t in found) - len(compared)
 
 
 def _sample_target(op: Op, number: int, sample: Sample, seed: int) -> Target | None:
@@ -211,7 +215,7 @@ def _sample_target(op: Op, number: int, sample: Sample, seed: int) -> Target | N
     def run(*tensors: Any) -> Any:
         if random:
             tapejax.manual_seed(seed)
-        if op.triangle:  # one triangle is read, and its gradient stands for both: move both
+        if op.triangle:  # one triangle is read, and its gradient stands for both: move both alike
             tensors = ((tensors[0] + tensors[0].mH) / 2, *tensors[1:])
         return op(*[_fill(a, tensors) for a in args], **{k: _fill(v, tensors) for k, v in kwargs.items()})
 

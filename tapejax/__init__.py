@@ -37,6 +37,7 @@ for _dtype in dtypes.ALL:
 
 from tapejax import cuda, debug, func, interop, nn, optim, testing
 from tapejax.func import vmap
+from tapejax.interop import from_dlpack
 from tapejax.serialization import load, save
 
 for _space, _functions in _spaces.items():  # nn.functional, special, linalg, fft

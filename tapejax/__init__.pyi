@@ -28,6 +28,7 @@ from tapejax.dtypes import dtype as dtype
 from tapejax.dtypes import get_default_dtype as get_default_dtype
 from tapejax.dtypes import set_default_dtype as set_default_dtype
 from tapejax.func.vmap import vmap as vmap
+from tapejax.interop.exchange import from_dlpack as from_dlpack
 from tapejax.rng import Generator as Generator
 from tapejax.rng import get_rng_state as get_rng_state
 from tapejax.rng import initial_seed as initial_seed

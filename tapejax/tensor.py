@@ -391,15 +391,19 @@ class Tensor(TensorMethods):
         return bool(self.item())
 
     def __int__(self) -> int:
-        return int(self.item())
+        return int(self._real_item("int", "int64_t"))
 
     def __float__(self) -> float:
+        return float(self._real_item("float", "double"))
+
+    def _real_item(self, asked: str, type: str) -> Any:
+        """The only element; a complex one must be real."""
         value = self.item()
-        if isinstance(value, complex):
-            if value.imag:
-                raise refuse(RuntimeError, "float", f"value cannot be converted to type double without overflow: {value}")
-            return value.real
-        return float(value)
+        if not isinstance(value, complex):
+            return value
+        if value.imag:
+            raise refuse(RuntimeError, asked, f"value cannot be converted to type {type} without overflow: {value} → take .real, or use complex()")
+        return value.real
 
     def __complex__(self) -> complex:
         return complex(self.item())

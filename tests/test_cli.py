@@ -153,6 +153,14 @@ def test_ops_are_checked_on_their_samples(run: Any) -> None:
     assert found.code == 0 and found.out.startswith("op ") and "2 passed" in found.out
 
 
+def test_samples_without_a_slope_are_counted_and_not_compared(run: Any) -> None:
+    """A draw that passes another gradient on, infinity and NaN: torch's conventions, which no difference shows."""
+    found = run("check", "--op", "gumbel_sample", "--op", "cummax", "--fast")
+    assert found.code == 0 and "2 passed, 2 samples not compared (no slope there)" in found.out
+    found = run("check", "--op", "normal_around")
+    assert found.code == 2 and "no sample of it has a slope" in found.out + found.err
+
+
 def test_an_op_with_a_wrong_rule_is_found(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(tj.autograd.Function):
         forward = staticmethod(lambda ctx, x: x.sin())

@@ -10,12 +10,6 @@ from tapejax.nn.parameter import Parameter
 from tapejax.ops.create import full
 
 
-def _run(function: Any, input: Any, inplace: bool, *args: Any) -> Any:
-    """The function's value; with `inplace` also written into the input."""
-    out = function(input, *args)
-    return input.copy_(out) if inplace else out
-
-
 def _maybe_inplace(text: str, inplace: bool) -> str:
     return ", ".join(t for t in (text, "inplace=True" if inplace else "") if t)
 
@@ -28,7 +22,7 @@ class ReLU(Module):
         self.inplace = inplace
 
     def forward(self, input: Any) -> Any:
-        return _run(F.relu, input, self.inplace)
+        return F.relu(input, inplace=self.inplace)
 
     def extra_repr(self) -> str:
         return _maybe_inplace("", self.inplace)
@@ -42,7 +36,7 @@ class ReLU6(Module):
         self.inplace = inplace
 
     def forward(self, input: Any) -> Any:
-        return _run(F.relu6, input, self.inplace)
+        return F.relu6(input, inplace=self.inplace)
 
     def extra_repr(self) -> str:
         return _maybe_inplace("", self.inplace)
@@ -70,7 +64,7 @@ class SiLU(Module):
         self.inplace = inplace
 
     def forward(self, input: Any) -> Any:
-        return _run(F.silu, input, self.inplace)
+        return F.silu(input, inplace=self.inplace)
 
     def extra_repr(self) -> str:
         return _maybe_inplace("", self.inplace)
@@ -84,7 +78,7 @@ class Mish(Module):
         self.inplace = inplace
 
     def forward(self, input: Any) -> Any:
-        return _run(F.mish, input, self.inplace)
+        return F.mish(input, inplace=self.inplace)
 
     def extra_repr(self) -> str:
         return _maybe_inplace("", self.inplace)
@@ -98,7 +92,7 @@ class Hardsigmoid(Module):
         self.inplace = inplace
 
     def forward(self, input: Any) -> Any:
-        return _run(F.hardsigmoid, input, self.inplace)
+        return F.hardsigmoid(input, inplace=self.inplace)
 
     def extra_repr(self) -> str:
         return _maybe_inplace("", self.inplace)
@@ -112,7 +106,7 @@ class Hardswish(Module):
         self.inplace = inplace
 
     def forward(self, input: Any) -> Any:
-        return _run(F.hardswish, input, self.inplace)
+        return F.hardswish(input, inplace=self.inplace)
 
     def extra_repr(self) -> str:
         return _maybe_inplace("", self.inplace)
@@ -127,7 +121,7 @@ class ELU(Module):
         self.inplace = inplace
 
     def forward(self, input: Any) -> Any:
-        return _run(F.elu, input, self.inplace, self.alpha)
+        return F.elu(input, self.alpha, inplace=self.inplace)
 
     def extra_repr(self) -> str:
         return _maybe_inplace(f"alpha={self.alpha}", self.inplace)
@@ -142,7 +136,7 @@ class CELU(Module):
         self.inplace = inplace
 
     def forward(self, input: Any) -> Any:
-        return _run(F.celu, input, self.inplace, self.alpha)
+        return F.celu(input, self.alpha, inplace=self.inplace)
 
     def extra_repr(self) -> str:
         return _maybe_inplace(f"alpha={self.alpha}", self.inplace)
@@ -156,7 +150,7 @@ class SELU(Module):
         self.inplace = inplace
 
     def forward(self, input: Any) -> Any:
-        return _run(F.selu, input, self.inplace)
+        return F.selu(input, inplace=self.inplace)
 
     def extra_repr(self) -> str:
         return _maybe_inplace("", self.inplace)
@@ -199,7 +193,7 @@ class LeakyReLU(Module):
         self.inplace = inplace
 
     def forward(self, input: Any) -> Any:
-        return _run(F.leaky_relu, input, self.inplace, self.negative_slope)
+        return F.leaky_relu(input, self.negative_slope, inplace=self.inplace)
 
     def extra_repr(self) -> str:
         return _maybe_inplace(f"negative_slope={self.negative_slope}", self.inplace)
@@ -267,7 +261,7 @@ class Hardtanh(Module):
         self.inplace = inplace
 
     def forward(self, input: Any) -> Any:
-        return _run(F.hardtanh, input, self.inplace, self.min_val, self.max_val)
+        return F.hardtanh(input, self.min_val, self.max_val, inplace=self.inplace)
 
     def extra_repr(self) -> str:
         return _maybe_inplace(f"min_val={self.min_val}, max_val={self.max_val}", self.inplace)
@@ -283,7 +277,7 @@ class RReLU(Module):
         self.inplace = inplace
 
     def forward(self, input: Any) -> Any:
-        return _run(F.rrelu, input, self.inplace, self.lower, self.upper, self.training)
+        return F.rrelu(input, self.lower, self.upper, self.training, inplace=self.inplace)
 
     def extra_repr(self) -> str:
         return _maybe_inplace(f"lower={self.lower}, upper={self.upper}", self.inplace)
@@ -299,7 +293,7 @@ class Threshold(Module):
         self.inplace = inplace
 
     def forward(self, input: Any) -> Any:
-        return _run(F.threshold, input, self.inplace, self.threshold, self.value)
+        return F.threshold(input, self.threshold, self.value, inplace=self.inplace)
 
     def extra_repr(self) -> str:
         return _maybe_inplace(f"threshold={self.threshold}, value={self.value}", self.inplace)

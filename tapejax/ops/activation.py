@@ -327,9 +327,9 @@ def rrelu(
     """
     if lower > upper:
         raise refuse(RuntimeError, "rrelu", f"Lower bound should be less than or equal to the upper bound, got {lower}, {upper}")
-    if training:
-        return rrelu_sample(input, lower, upper, generator=generator)
-    return leaky_relu(input, (lower + upper) / 2)
+    base, slopes, drawn = (rrelu_sample, (lower, upper), {"generator": generator}) if training else (leaky_relu, ((lower + upper) / 2,), {})
+    function = in_place(base, "rrelu") if inplace else base
+    return function(input, *slopes, **drawn)
 
 
 @op("nn.functional", saves="input", oracle="nn.functional.glu")
