@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import jax
 import pytest
 
 import tapejax
 from oracle import near, numbers
 from tapejax.engine import execute, materialise
+from tapejax.engine.cache import CACHE
 
 backward_module = sys.modules["tapejax.autograd.backward"]  # `tapejax.autograd.backward` is the function
 
@@ -230,6 +232,46 @@ def test_an_interrupted_update_keeps_the_values(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             w.tolist()
     assert numbers(w) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_xla_out_of_memory_in_a_settled_loop(monkeypatch, optimizer):
+    """Every program that the loop runs fails once as XLA does: nothing moved, and the same step then gives what it would have given."""
+
+    def training() -> tuple[Any, Any]:
+        w = leaf(tapejax, [1.0, -2.0])
+        opt = getattr(tapejax.optim, optimizer)([w], lr=0.1)
+
+        def step() -> Any:
+            opt.zero_grad()
+            loss = (w.tanh() * w).sum()
+            loss.backward()
+            opt.step()
+            return loss
+
+        return w, step
+
+    def exhausted(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1099511627776 bytes.")
+
+    w, step = training()
+    for _ in range(4):
+        step()
+        numbers(w)
+    undisturbed = [numbers(step()) and numbers(w) for _ in range(3)]
+    w, step = training()
+    for _ in range(4):
+        step()
+        before = numbers(w)
+    loss = (w.tanh() * w).sum()
+    with monkeypatch.context() as patch:
+        for made in CACHE.entries.values():
+            patch.setattr(made, "call", exhausted)
+        with pytest.raises(tapejax.errors.OutOfMemoryError, match="tensors keep their values"):
+            step()
+    assert numbers(w) == before and w.grad is None  # the step's own zero_grad is all that happened
+    assert [numbers(step()) and numbers(w) for _ in range(3)] == undisturbed
+    assert numbers(loss) > 0
 
 
 def test_an_interrupt_while_recording_a_loop(monkeypatch):
