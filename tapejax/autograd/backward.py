@@ -26,7 +26,7 @@ from tapejax.autograd.graph_task import (
 )
 from tapejax.engine.derive import Pull
 from tapejax.engine.execute import donatable, run
-from tapejax.engine.materialise import _with, finish, outputs_of, recipes_kept, refuse_arguments
+from tapejax.engine.materialise import _with, finish, force, outputs_of, recipes_kept, refuse_arguments
 from tapejax.tape import modes, waiting
 from tapejax.tape.node import VAR, Node, leaf
 from tapejax.tape.note import Meta
@@ -82,9 +82,14 @@ def _on_a_new_stack(how: tuple[Any, ...]) -> list[Any]:
 def _run(roots: Any, seeds: Any, targets: Any, accumulate: bool, retain: bool, create: bool, batched: bool) -> list[Any]:
     if not (create or retain or batched) and modes.MODE.get() & ~modes.EXPLAIN <= modes.GRAD and not modes.tracing():
         done = _one_program(roots, seeds, targets, accumulate)
-        if done is not None:
+        if done is TOO_LONG:  # forward in segments that keep residuals
+            force([r for r in roots if r.kind is not VAR])
+        elif done is not None:
             return done
     return GraphTask(roots, seeds, targets, accumulate, retain, create, batched).run()
+
+
+TOO_LONG: list[Any] = []  # what `_one_program` returns for a program that must be cut
 
 
 def _one_program(
@@ -188,7 +193,11 @@ def _one_program(
         freed = {n for n in region if n.kind.saves}
         results = [*(order[i].aval for i in held), *(read[k].aval for k in sinks)]
         donate = donatable(linear, recipes_kept(linear, held, freed), results)
-        (keep_values, gradients), _ = run(linear, ("pull", tuple(held), request), donate)
+        ran = run(linear, ("pull", tuple(held), request), donate)
+        if ran is None:
+            waiting.WAITING.stale += [waiting.weakref.ref(n) for n in also]
+            return TOO_LONG
+        (keep_values, gradients), _ = ran
     except BaseException:
         waiting.WAITING.stale += [waiting.weakref.ref(n) for n in also]
         raise

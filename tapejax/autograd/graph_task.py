@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from tapejax import config
 from tapejax.autograd import anomaly
 from tapejax.autograd.freed import FreedRun
 from tapejax.dispatch import CAST
 from tapejax.engine import derive
-from tapejax.engine.materialise import force
+from tapejax.engine.materialise import Block, force
+from tapejax.engine.segment import cuts_of
 from tapejax.errors import refuse
 from tapejax.storage.view import write
 from tapejax.tape import modes
@@ -29,7 +31,7 @@ from tapejax.tape.aval import Aval, aval_of
 from tapejax.tape.node import VAR, Kind, Node
 from tapejax.tape.note import Meta
 from tapejax.tape.op import Array, Arrays, Op, op
-from tapejax.tape.program import Linear, Program, in_order
+from tapejax.tape.program import Linear, Program, in_order, pending
 from tapejax.tape.record import PICK, pick, record, record_kind
 from tapejax.tensor import Tensor, grad_fn_name, wrap
 
@@ -316,6 +318,8 @@ class GraphTask:
                 force([r for r in self.roots if r.kind is not VAR])
             self._seed()
             self._plan()
+            if len(self.order) > config.segment_limit and not (lazy or self.retain):
+                self._shorten()
             self._sweep()
             if self.watch is not None:
                 self.watch.check()
@@ -357,6 +361,15 @@ class GraphTask:
             if seed is None:
                 seed = record(ones_seed, (1,), (), (root,))
             self.gradient[root] = add(self.gradient.get(root), seed)
+
+    def _shorten(self) -> None:
+        """Compute a forward that is too long for one program before it is differentiated: its segments keep residuals."""
+        roots = [r for r in self.roots if r.kind is not VAR]
+        if cuts_of(Linear(in_order(pending(roots)))):
+            for table in (self.level, self.below, self.order, self.taking_part):
+                table.clear()  # type: ignore[attr-defined]
+            force(roots)
+            self._plan()
 
     # -- plan: who takes part, in which piece ---------------------------------------------------------------------
 
@@ -460,12 +473,24 @@ class GraphTask:
                     if not any(block is d for d in done):
                         done.append(block)
                         self._residuals(block)
+                        if block.segment and not modes.tracing():
+                            force([self.gradient[x] for x in block.wanted if x in self.gradient])
                 elif note is not None and note.post_hooks:
                     self._piece([n])
                 else:
                     plain.append(n)
             for piece in _apart(plain, self._one_by_one()):
                 self._piece(piece)
+            for block in done:
+                if block.__class__ is Block and block.segment:
+                    self._let_go(block)
+
+    def _let_go(self, block: Block) -> None:
+        """A pulled segment's arrays are wanted no more; should a later one fail, it is differentiated from its recipe."""
+        for o in block.outputs:
+            self.gradient.pop(o, None)
+            if not (self.retain or modes.tracing()):
+                o.note.block = None
 
     def _arrived(self, n: Node) -> None:
         """The gradient of a cut is complete: tensor hooks, then retain_grad, then capture, then the node's prehooks."""
