@@ -289,6 +289,7 @@ class GraphTask:
         self.watch = anomaly.watch()
         self.given = seeds
         self._replaced: list[tuple[Meta, Any, Any]] = []  # every `.grad` that was touched, as it was before
+        self.reach: dict[Block, dict[Node, list[Node]]] = {}  # what each output of a region with residuals leads to
         self.number = _next_number()
         self.wanted_nodes = {t.key for t in targets if isinstance(t.key, Node)} if targets is not None else set()
         self.wanted_metas = {t.key for t in targets if isinstance(t.key, Meta)} if targets is not None else None
@@ -347,7 +348,7 @@ class GraphTask:
 
     def _forget(self) -> None:
         """Let go of the graph: a value that only this object holds need not be an output of the program."""
-        for table in (self.gradient, self.captured, self.level, self.below, self.recomputed, self.executed, self.order, self.taking_part):
+        for table in (self.gradient, self.captured, self.level, self.below, self.reach, self.recomputed, self.executed, self.order, self.taking_part):
             table.clear()
         self.given, self.tie = (), None
 
@@ -366,7 +367,7 @@ class GraphTask:
         """Compute a forward that is too long for one program before it is differentiated: its segments keep residuals."""
         roots = [r for r in self.roots if r.kind is not VAR]
         if cuts_of(Linear(in_order(pending(roots)))):
-            for table in (self.level, self.below, self.order, self.taking_part):
+            for table in (self.level, self.below, self.reach, self.order, self.taking_part):
                 table.clear()  # type: ignore[attr-defined]
             force(roots)
             self._plan()
@@ -381,7 +382,7 @@ class GraphTask:
             if n.kind is VAR or (n.inputs is None and (n.note is None or n.note.cut is None)):
                 continue  # freed: raises when (and only if) it must run
             below = self._below(n)
-            if is_pulled(n):  # a PULL node leads only to what its reached gradients depend on
+            if is_pulled(n) and self._block(n) is None:  # a PULL node leads only to what its reached gradients depend on
                 onward = reached.setdefault(below[0], [])
                 more = [x for x in reached_inputs(n) if x.requires_grad and x not in onward]
                 onward += more
@@ -423,7 +424,11 @@ class GraphTask:
     def _below(self, n: Node) -> list[Node]:
         block = self._block(n)
         if block is not None:
-            return list(block.wanted)
+            if len(block.outputs) == 1:
+                return list(block.wanted)
+            if block not in self.reach:
+                self.reach[block] = _reach(block)
+            return self.reach[block][n]
         return [x for x in edges(n) if x is not None and x.requires_grad]
 
     def _read(self, n: Node) -> bool:
@@ -792,6 +797,17 @@ class GraphTask:
             g = record(sum_of, (1, 1), (), (old.node, g))
             deposit(meta, g)
         self._deposited.append(g)
+
+
+def _reach(block: Block) -> dict[Node, list[Node]]:
+    """Per output of a block the values at its start that it depends on; a freed node may lead to any."""
+    bits = {x: 1 << i for i, x in enumerate(block.wanted)}
+    for n in sorted(block.nodes, key=lambda n: n.seq):
+        found = 0
+        for x in block.wanted if n.inputs is None else n.inputs:
+            found |= bits.get(x, 0)
+        bits[n] = found
+    return {o: [x for i, x in enumerate(block.wanted) if bits[o] >> i & 1] for o in block.outputs}
 
 
 def _walk(outputs: Sequence[Node], block: Any, goals: Sequence[Node]) -> tuple[list[Node], set[Node]]:

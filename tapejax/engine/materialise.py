@@ -99,7 +99,7 @@ def outputs_of(linear: Linear, todo: Sequence[Node]) -> list[int]:
     """The results to return: what was asked for and what is held elsewhere; a variable's value is that of its input."""
     order, slot = linear.order, linear.slot
     wanted = set(linear.held())
-    wanted.update(slot[n] for n in todo if n in slot)
+    wanted.update(s for n in todo if (s := slot.get(n, -1)) >= 0)  # an earlier segment may have computed it
     held = set()
     for i in wanted:
         node = order[i]
