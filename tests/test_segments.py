@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 
 import jax
@@ -94,8 +95,8 @@ def test_segments_are_short_and_cover_the_program():
     n = len(program.instructions)
     found = cuts(program, 30)
     edges = [0, *found, n]
-    assert list(found) == sorted(set(found)) and 0 < found[0] and found[-1] < n
-    assert all(15 <= b - a <= 30 for a, b in zip(edges[:-2], edges[1:-1], strict=True)) and edges[-1] - edges[-2] <= 30
+    assert list(found) == sorted(set(found)) and found[0] > 0 and found[-1] < n
+    assert all(15 <= b - a <= 30 for a, b in itertools.pairwise(edges[:-1])) and edges[-1] - edges[-2] <= 30
     assert cuts(program, n) == ()
 
 
@@ -326,7 +327,7 @@ def test_batched_seeds(limit):
 def test_pending_updates_go_along(limit):
     def run(lib, leaves):
         losses = []
-        for i in range(3):
+        for _ in range(3):
             loss = scramble(lib, 14, 40, leaves)
             losses.append(loss)
             for x in leaves:
@@ -397,7 +398,7 @@ def test_a_failure_in_the_middle_leaves_nothing_half_written(limit, monkeypatch,
     theirs = leaves_of(torch)
     scramble(torch, 18, 30, theirs).backward()
     for a, b in zip(leaves, theirs, strict=True):
-        close(a.grad, b.grad + 1)
+        close(a.grad, torch.ones_like(b) + (0 if b.grad is None else b.grad))  # not every weight is used
 
 
 # ---------------------------------------------------------------- memory
