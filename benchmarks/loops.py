@@ -311,6 +311,17 @@ def one_more_round(facts: dict[str, Any]) -> None:
         facts[f"RNN {steps} + 1 steps, first step in seconds"] = round(firsts[1], 2)
 
 
+def long_tape(facts: dict[str, Any], rows: list[Row], rounds: int) -> None:
+    """3,000 operations in which nothing repeats: compiled in segments. A JAX user would write the same, so there is no twin."""
+    loop = patchwork(1500)
+    ours, theirs = contestant(tj, loop), contestant(torch, loop)
+    before = CACHE.compiled
+    first = {"tapejax": seconds_of(*ours), "torch": seconds_of(*theirs)}
+    name = "nothing repeats, 3000 operations"
+    facts[name] = {"programs": CACHE.compiled - before, "first step, seconds": {k: round(v, 2) for k, v in first.items()}}
+    rows.append(row(name, race({"torch": theirs, "tapejax": ours}, 1, rounds, warm=1), "tapejax", "torch", None))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
@@ -334,6 +345,8 @@ def main() -> None:
         if options.only in name:
             measure(name, make(), rows, facts, rounds, steps, targets)
             print(name, facts[name], flush=True)
+    if options.only in "nothing repeats, 3000 operations":
+        long_tape(facts, rows, rounds)
     if not options.only:
         one_more_round(facts)
     report(rows, None if options.only or options.quick else Path(__file__).with_suffix(".json"), facts)

@@ -498,7 +498,7 @@ def test_dropout_keeps_its_rate_and_its_gradient_follows_the_mask(tl: Any, dropo
     assert abs(kept.double().mean().item() - 0.75) < 0.05
     if dropout.startswith("Dropout"):
         assert near(y, x.grad) and near(y[kept], [4 / 3] * int(kept.sum().item()))
-    if dropout.startswith("Dropout2d") or dropout.startswith("Feature"):
+    if dropout.startswith(("Dropout2d", "Feature")):
         assert bool((kept == kept[:, :, :1, :1]).all())
     assert module.eval()(x) is not None and near(module(x), x)
 

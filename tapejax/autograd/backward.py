@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from tapejax import config
 from tapejax.autograd.freed import FreedRun
 from tapejax.autograd.graph_task import (
     GraphTask,
@@ -25,9 +26,9 @@ from tapejax.autograd.graph_task import (
 from tapejax.autograd.walk import Walk, explore
 from tapejax.engine.derive import Pull
 from tapejax.engine.execute import donatable, run
-from tapejax.engine.materialise import _with, finish, outputs_of, recipes_kept, refuse_arguments
+from tapejax.engine.materialise import _with, finish, force, outputs_of, recipes_kept, refuse_arguments
 from tapejax.tape import modes, waiting
-from tapejax.tape.node import Node, leaf
+from tapejax.tape.node import VAR, Node, leaf
 from tapejax.tape.note import Meta
 from tapejax.tape.program import Linear, in_order, pending
 from tapejax.tensor import wrap
@@ -85,9 +86,17 @@ def _run(roots: Any, seeds: Any, targets: Any, accumulate: bool, retain: bool, c
         walk = explore(roots, targets is None, create)
         if walk is not None and walk.plain and not (create or batched):
             done = _one_program(walk, roots, seeds, targets, accumulate)
-            if done is not None:
+            if done is TOO_LONG:  # forward in segments that keep residuals
+                walk = None
+                force([r for r in roots if r.kind is not VAR])
+            elif done is not None:
                 return done
+        elif walk is not None and len(walk.region) > config.segment_limit:
+            walk = None
     return GraphTask(roots, seeds, targets, accumulate, retain, create, batched, walk).run()
+
+
+TOO_LONG: list[Any] = []  # what `_one_program` returns for a program that must be cut
 
 
 def _one_program(
@@ -145,7 +154,11 @@ def _one_program(
         freed = {n for n in region if n.kind.saves}
         results = [*(order[i].aval for i in held), *(read[k].aval for k in sinks)]
         donate = donatable(linear, recipes_kept(linear, held, freed), results)
-        (keep_values, gradients), _ = run(linear, ("pull", tuple(held), request), donate)
+        ran = run(linear, ("pull", tuple(held), request), donate)
+        if ran is None:
+            waiting.WAITING.stale += [waiting.weakref.ref(n) for n in also]
+            return TOO_LONG
+        (keep_values, gradients), _ = ran
     except BaseException:
         waiting.WAITING.stale += [waiting.weakref.ref(n) for n in also]
         raise

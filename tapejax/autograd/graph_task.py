@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from tapejax import config
 from tapejax.autograd import anomaly
 from tapejax.autograd.freed import FreedRun
 from tapejax.dispatch import CAST
 from tapejax.engine import derive
 from tapejax.engine.cache import CACHE
-from tapejax.engine.materialise import force, force_onward
+from tapejax.engine.materialise import Block, force, force_onward
+from tapejax.engine.segment import cuts_of
 from tapejax.errors import refuse
 from tapejax.storage.view import write
 from tapejax.tape import modes
@@ -379,6 +381,7 @@ class GraphTask:
         self.watch = anomaly.watch()
         self.given = seeds
         self._replaced: list[tuple[Meta, Any, Any]] = []  # every `.grad` that was touched, as it was before
+        self.reach: dict[Block, dict[Node, list[Node]]] = {}  # what each output of a region with residuals leads to
         self.number = _next_number()
         self.wanted_nodes = {t.key for t in targets if isinstance(t.key, Node)} if targets is not None else set()
         self.wanted_metas = {t.key for t in targets if isinstance(t.key, Meta)} if targets is not None else None
@@ -421,6 +424,8 @@ class GraphTask:
                 self._sweep_again()
             else:
                 self._plan()
+                if len(self.order) > config.segment_limit and not (lazy or self.retain):
+                    self._shorten()
                 self._sweep()
             if self.watch is not None:
                 self.watch.check()
@@ -456,7 +461,7 @@ class GraphTask:
 
     def _forget(self) -> None:
         """Let go of the graph: a value that only this object holds need not be an output of the program."""
-        for table in (self.gradient, self.captured, self.level, self.below, self.recomputed, self.executed, self.order, self.taking_part):
+        for table in (self.gradient, self.captured, self.level, self.below, self.reach, self.recomputed, self.executed, self.order, self.taking_part):
             table.clear()
         self.given, self.tie = (), None
 
@@ -471,6 +476,15 @@ class GraphTask:
                 seed = record(ones_seed, (1,), (), (root,))
             self.gradient[root] = add(self.gradient.get(root), seed)
 
+    def _shorten(self) -> None:
+        """Compute a forward that is too long for one program before it is differentiated: its segments keep residuals."""
+        roots = [r for r in self.roots if r.kind is not VAR]
+        if cuts_of(Linear(in_order(pending(roots)))):
+            for table in (self.level, self.below, self.reach, self.order, self.taking_part):
+                table.clear()  # type: ignore[attr-defined]
+            force(roots)
+            self._plan()
+
     # -- plan: who takes part, in which piece ---------------------------------------------------------------------
 
     def _plan(self) -> None:
@@ -481,7 +495,7 @@ class GraphTask:
             if n.kind is VAR or (n.inputs is None and (n.note is None or n.note.cut is None)):
                 continue  # freed: raises when (and only if) it must run
             below = self._below(n)
-            if is_pulled(n):  # a PULL node leads only to what its reached gradients depend on
+            if is_pulled(n) and self._block(n) is None:  # a PULL node leads only to what its reached gradients depend on
                 onward = reached.setdefault(below[0], [])
                 more = [x for x in reached_inputs(n) if x.requires_grad and x not in onward]
                 onward += more
@@ -523,7 +537,11 @@ class GraphTask:
     def _below(self, n: Node) -> list[Node]:
         block = self._block(n)
         if block is not None:
-            return list(block.wanted)
+            if len(block.outputs) == 1:
+                return list(block.wanted)
+            if block not in self.reach:
+                self.reach[block] = _reach(block)
+            return self.reach[block][n]
         return [x for x in edges(n) if x is not None and x.requires_grad]
 
     def _read(self, n: Node) -> bool:
@@ -575,12 +593,24 @@ class GraphTask:
                     if not any(block is d for d in done):
                         done.append(block)
                         self._residuals(block)
+                        if block.segment and not modes.tracing():
+                            force([self.gradient[x] for x in block.wanted if x in self.gradient])
                 elif note is not None and note.post_hooks:
                     self._piece([n])
                 else:
                     plain.append(n)
             for piece in _apart(plain, self._one_by_one()):
                 self._piece(piece)
+            for block in done:
+                if block.__class__ is Block and block.segment:
+                    self._let_go(block)
+
+    def _let_go(self, block: Block) -> None:
+        """A pulled segment's arrays are wanted no more; should a later one fail, it is differentiated from its recipe."""
+        for o in block.outputs:
+            self.gradient.pop(o, None)
+            if not (self.retain or modes.tracing()):
+                o.note.block = None
 
     def _sweep_again(self) -> None:
         """Plan and sweep, or do what a graph with the same key did."""
@@ -965,6 +995,17 @@ class GraphTask:
             g = record(sum_of, (1, 1), (), (old.node, g))
             deposit(meta, g)
         self._deposited.append(g)
+
+
+def _reach(block: Block) -> dict[Node, list[Node]]:
+    """Per output of a block the values at its start that it depends on; a freed node may lead to any."""
+    bits = {x: 1 << i for i, x in enumerate(block.wanted)}
+    for n in sorted(block.nodes, key=lambda n: n.seq):
+        found = 0
+        for x in block.wanted if n.inputs is None else n.inputs:
+            found |= bits.get(x, 0)
+        bits[n] = found
+    return {o: [x for i, x in enumerate(block.wanted) if bits[o] >> i & 1] for o in block.outputs}
 
 
 def _walk(outputs: Sequence[Node], block: Any, goals: Sequence[Node]) -> tuple[list[Node], set[Node]]:

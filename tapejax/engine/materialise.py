@@ -5,6 +5,7 @@ A forward that is forced before its backward keeps its residuals in a `Block`, s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax
 from tapejax import dtypes
 from tapejax.engine.derive import Residuals
 from tapejax.engine.execute import donatable, run
+from tapejax.engine.segment import cuts_of
 from tapejax.tape import waiting
 from tapejax.tape.aval import Aval, aval_of
 from tapejax.tape.node import ARGUMENT, NEVER, VAR, Node, leaf
@@ -23,16 +25,23 @@ from tapejax.tape.program import Linear, in_order, pending
 class Block:
     """A region of the tape that ran forward with residuals: its outputs, its inputs, and what pulls back between them."""
 
-    __slots__ = ("nodes", "outputs", "residuals", "tree", "wanted")
+    __slots__ = ("nodes", "outputs", "residuals", "segment", "tree", "wanted")
 
     def __init__(
-        self, outputs: tuple[Node, ...], wanted: tuple[Node, ...], nodes: tuple[Node, ...], tree: Residuals, residuals: tuple[Node, ...]
+        self,
+        outputs: tuple[Node, ...],
+        wanted: tuple[Node, ...],
+        nodes: tuple[Node, ...],
+        tree: Residuals,
+        residuals: tuple[Node, ...],
+        segment: bool = False,
     ) -> None:
         self.outputs = outputs
         self.nodes = nodes  # outputs included
         self.wanted = wanted  # grad-requiring nodes at which the region starts
         self.tree = tree
         self.residuals = residuals
+        self.segment = segment  # one of several that a long program was cut into: pulled by a program of its own, and let go
 
 
 MANY = 64  # values with gradients of their own for which a forward keeps residuals; beyond, its backward runs it again
@@ -72,8 +81,10 @@ def force_onward(linear: Linear, found: dict[Node, bool], nodes: Sequence[Node])
 def _values(linear: Linear, todo: Sequence[Node]) -> None:
     held = outputs_of(linear, todo)
     order = linear.order
-    outputs, _ = run(linear, ("values", tuple(held)), donatable(linear, recipes_kept(linear, held), [order[i].aval for i in held]))
-    finish(linear, held, outputs)
+    request = ("values", tuple(held))
+    done = run(linear, request, donatable(linear, recipes_kept(linear, held), [order[i].aval for i in held]), any_length=True)
+    assert done is not None
+    finish(linear, held, done[0])
 
 
 def _force(todo: list[Node], also: list[Node], keep_residuals: bool) -> None:
@@ -81,23 +92,41 @@ def _force(todo: list[Node], also: list[Node], keep_residuals: bool) -> None:
     if also:
         found = _with(found, also)
     refuse_arguments(found)
+    segments = _compute(found, todo, keep_residuals)
+    if segments:
+        found.clear()  # what is held here would be returned
+        segments.reverse()
+        while segments:
+            _compute(dict.fromkeys(segments.pop(), True), todo, keep_residuals, True)
+
+
+def _compute(found: dict[Node, bool], todo: list[Node], keep_residuals: bool, segment: bool = False) -> list[list[Node]]:
+    """Run `found` as one program; or, where that would compile a program that is too long, only say which segments it is cut into."""
     order = in_order(found)
     linear = Linear(order)
     held = outputs_of(linear, todo)
     tracked = [i for i in held if order[i].requires_grad and not isinstance(order[i].aval, tuple)]  # single outputs have gradients
-    region = grad_region([order[i] for i in tracked]) if 0 < len(tracked) <= MANY and keep_residuals else None  # many: every state of a loop
+    many = len(tracked) > MANY and not segment  # every state of a loop
+    region = grad_region([order[i] for i in tracked]) if tracked and not many and keep_residuals else None
     if region is not None:
-        _force_with_residuals(linear, held, tracked, *region)
+        whole = _compute_with_residuals(linear, held, tracked, *region, segment)
     else:
-        outputs, _ = run(linear, ("values", tuple(held)), donatable(linear, recipes_kept(linear, held), [order[i].aval for i in held]))
-        finish(linear, held, outputs)
+        request = ("values", tuple(held))
+        done = run(linear, request, donatable(linear, recipes_kept(linear, held), [order[i].aval for i in held]), segment)
+        whole = done is not None
+        if done is not None:
+            finish(linear, held, done[0])
+    if whole:
+        return []
+    cuts = (0, *cuts_of(linear), len(order))
+    return [order[a:b] for a, b in itertools.pairwise(cuts)]
 
 
 def outputs_of(linear: Linear, todo: Sequence[Node]) -> list[int]:
     """The results to return: what was asked for and what is held elsewhere; a variable's value is that of its input."""
     order, slot = linear.order, linear.slot
     wanted = set(linear.held())
-    wanted.update(slot[n] for n in todo if n in slot)
+    wanted.update(s for n in todo if (s := slot.get(n, -1)) >= 0)  # an earlier segment may have computed it
     held = set()
     for i in wanted:
         node = order[i]
@@ -167,13 +196,19 @@ def grad_region(roots: Sequence[Node]) -> tuple[dict[Node, bool], list[Node]] | 
     return region, list(starts)
 
 
-def _force_with_residuals(linear: Linear, held: list[int], tracked: list[int], region: dict[Node, bool], starts: list[Node]) -> None:
+def _compute_with_residuals(
+    linear: Linear, held: list[int], tracked: list[int], region: dict[Node, bool], starts: list[Node], segment: bool
+) -> bool:
+    """Run a program and keep its residuals; False where it is too long for one piece."""
     order = linear.order
     linear.mark(region)
     wanted = tuple(linear.slot_of(n) for n in starts)
     roots = tuple(tracked)
     donate = donatable(linear, recipes_kept(linear, held), [order[i].aval for i in held])
-    (outputs, made), executable = run(linear, ("residuals", tuple(held), roots, wanted), donate)
+    done = run(linear, ("residuals", tuple(held), roots, wanted), donate, segment)
+    if done is None:
+        return False
+    (outputs, made), executable = done
     where, tree = executable.facts["where"], executable.facts["tree"]
     avals = executable.facts.get("avals")
     if avals is None:
@@ -184,10 +219,11 @@ def _force_with_residuals(linear: Linear, held: list[int], tracked: list[int], r
         "input": lambda i: linear.inputs[i],
     }
     residuals = tuple(places[what](i) for what, i in where)
-    block = Block(tuple(order[i] for i in roots), tuple(starts), tuple(region), tree, residuals)
+    block = Block(tuple(order[i] for i in roots), tuple(starts), tuple(region), tree, residuals, segment)
     for i in roots:
         note_of(order[i]).block = block
     finish(linear, held, outputs)
+    return True
 
 
 def _aval(array: Any) -> Aval:
