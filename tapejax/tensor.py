@@ -398,15 +398,21 @@ class Tensor(TensorMethods):
 
     def _real_item(self, asked: str, type: str) -> Any:
         """The only element; a complex one must be real."""
-        value = self.item()
+        value = self._only()
         if not isinstance(value, complex):
             return value
         if value.imag:
             raise refuse(RuntimeError, asked, f"value cannot be converted to type {type} without overflow: {value} → take .real, or use complex()")
         return value.real
 
+    def _only(self) -> Any:
+        if self._node.aval.size != 1:
+            what = f"only one element tensors can be converted to Python scalars, this one has shape {tuple(self.shape)} → reduce it, or use .tolist()"
+            raise refuse(ValueError, "item", what)
+        return self.item()
+
     def __complex__(self) -> complex:
-        return complex(self.item())
+        return complex(self._only())
 
     def __index__(self) -> int:
         if self.dtype.category > 1 or self._node.aval.size != 1:
@@ -444,9 +450,9 @@ class Tensor(TensorMethods):
         )
 
     def __format__(self, spec: str) -> str:
-        if self._node.aval.ndim == 0 and spec:
+        if self._node.aval.ndim == 0 and type(self) is Tensor:  # a subclass prints as what it is, as in torch
             return format(self.item(), spec)
-        return format(repr(self), spec) if not spec else object.__format__(self, spec)
+        return object.__format__(self, spec)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) in memo:

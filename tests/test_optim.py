@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import tapejax as tj
 import tapejax.optim
 from tapejax.engine.cache import CACHE
+
+torch = pytest.importorskip("torch")
 
 LRS = [0.05, 0.02, 1e-8, 0.05]  # one equals eps: a rate captured by value would be merged with it
 

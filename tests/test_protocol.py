@@ -198,6 +198,35 @@ def run(program: str) -> None:
     assert made.returncode == 0, made.stderr[-2000:]
 
 
+def test_a_backward_over_two_devices() -> None:
+    """A program runs on one device: what waits on two runs as two, with and without early values, hooks and second order."""
+    run(
+        """
+import tapejax as tj
+for early in (False, True):
+    for hooked in (False, True):
+        x = tj.tensor([1.0, 2.0], requires_grad=True)
+        w = tj.tensor([3.0, 4.0], device="cpu:1", requires_grad=True)
+        h = x * 2
+        if hooked:
+            h.register_hook(lambda g: g * 10)
+        loss = (h.to("cpu:1") * w).sum()
+        if early:
+            assert loss.item() == 22.0
+        loss.backward()
+        assert x.grad.tolist() == ([60.0, 80.0] if hooked else [6.0, 8.0]) and w.grad.tolist() == [2.0, 4.0]
+        assert x.grad.device == x.device and w.grad.device == w.device
+        with tj.no_grad():
+            x -= x.grad
+            w -= w.grad
+        assert w.tolist() == [1.0, 0.0]
+(g,) = tj.autograd.grad(((x * x).to("cpu:1") * w).sum(), x, create_graph=True)
+gx, gw = tj.autograd.grad(g.sum(), [x, w])
+assert gx.tolist() == [2.0, 0.0] and gw.tolist() == (2 * x).tolist()
+"""
+    )
+
+
 def test_two_devices() -> None:
     """Gradients come back to the device they belong to; mixing devices and absent ones are refused."""
     run(

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+import tapejax
 from oracle import grad_or_none, near, numbers
+from tapejax.autograd.graph_task import COURSES
+from tapejax.engine.cache import CACHE
 
 
 def leaf(tl: Any, data: Any) -> Any:
@@ -661,3 +664,72 @@ def test_a_gradient_penalty_through_hooks(tl):
     (g,) = tl.autograd.grad(y, x, create_graph=True)
     (g * g).backward()
     assert near(g, 24.0) and near(x.grad, 2 * 24.0 * 24.0)
+
+
+# ---------------------------------------------------------------- a hooked step that settles
+
+
+def test_a_hooked_step_is_planned_once_and_is_one_program() -> None:
+    """From the second step on nothing is compiled, nothing planned, and one program runs, whatever number the hook multiplies by."""
+    w = leaf(tapejax, [1.0, 2.0])
+    seen: list[Any] = []
+
+    def step(factor: float) -> None:
+        h = tapejax.tanh(w * 3)
+        h.register_hook(lambda g: seen.append(g) or g * factor)
+        (h * h).sum().backward()
+        with tapejax.no_grad():
+            w.sub_(w.grad * 0.01)
+        w.grad = None
+
+    for _ in range(3):
+        step(0.5)
+    before = CACHE.compiled, CACHE.launches, len(COURSES)
+    for i in range(5):
+        step(0.1 * i)
+    assert (CACHE.compiled, CACHE.launches, len(COURSES)) == (before[0], before[1] + 5, before[2])
+    assert len(seen) == 8
+
+
+@pytest.mark.parametrize("what", ["moved", "unhooked", "hooked", "retained", "read", "freed"])
+def test_a_known_course_still_sees_what_changed(tl: Any, what: str) -> None:
+    """The same graph again, where a hook above changes what is below: versions, hooks and freed parts are looked at every time."""
+    w = leaf(tl, [1.0, 2.0])
+    for turn in range(3):
+        w.grad = None
+        a = w * 3
+        h = a.tanh()
+        y = h.exp()
+        log: list[str] = []
+        below = a.register_hook(lambda g, log=log: log.append("below"))
+
+        def above(g: Any, a: Any = a, h: Any = h, y: Any = y, below: Any = below, log: Any = log, turn: int = turn) -> None:
+            log.append("above")
+            if not turn:
+                return
+            if what == "moved":
+                with tl.no_grad():
+                    h.add_(1)
+            elif what == "unhooked":
+                below.remove()
+            elif what == "hooked":
+                a.register_hook(lambda g: log.append("late"))
+            elif what == "retained":
+                a.retain_grad()
+            elif what == "read":
+                assert near(g, [1.0, 1.0])
+            elif what == "freed":
+                h.backward(tl.ones(2))
+
+        y.register_hook(above)
+        loss = y.sum()
+        if turn and what in ("moved", "freed"):
+            with pytest.raises(RuntimeError, match="modified by an inplace" if what == "moved" else "second time"):
+                loss.backward()
+            continue
+        loss.backward()
+        expected = {"unhooked": ["above"], "hooked": ["above", "below", "late"]}.get(what, ["above", "below"]) if turn else ["above", "below"]
+        assert log == expected
+        if turn and what == "retained":
+            assert near(a.grad * 3, w.grad)
+        assert near(w.grad, [3 * (1 - t * t) * e for t, e in zip(h.tolist(), y.tolist(), strict=True)], 1e-4)

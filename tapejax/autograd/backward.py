@@ -30,7 +30,7 @@ from tapejax.engine.materialise import _with, finish, force, outputs_of, recipes
 from tapejax.tape import modes, waiting
 from tapejax.tape.node import VAR, Node, leaf
 from tapejax.tape.note import Meta
-from tapejax.tape.program import Linear, in_order, pending
+from tapejax.tape.program import Linear, by_device, in_order, pending
 from tapejax.tensor import wrap
 
 
@@ -142,6 +142,9 @@ def _one_program(
         if also:
             found = _with(found, also)
         refuse_arguments(found)
+        if len(by_device(found)) > 1:
+            waiting.WAITING.stale += [waiting.weakref.ref(n) for n in also]
+            return None
         order = in_order(found)
         linear = Linear(order, region)
         held = outputs_of(linear, roots)

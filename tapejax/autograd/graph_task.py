@@ -28,7 +28,7 @@ from tapejax.engine.segment import cuts_of
 from tapejax.errors import refuse
 from tapejax.storage.view import write
 from tapejax.tape import modes
-from tapejax.tape.aval import Aval, aval_of
+from tapejax.tape.aval import NAMED_DEVICES, Aval, aval_of
 from tapejax.tape.node import VAR, Kind, Node
 from tapejax.tape.note import Meta
 from tapejax.tape.op import Array, Arrays, Op, op
@@ -443,10 +443,10 @@ class GraphTask:
             live = [g for g in results if g is not None]
             live += [n for n in self._deposited if n.value is None]
             live += [r for r in self.roots if r.kind is not VAR]
-            if self.linear is not None and CACHE.launches == self.launches:
+            if self.linear is not None and CACHE.launches == self.launches and not NAMED_DEVICES:
                 force_onward(self.linear, self.walk.region, live)
             else:
-                if self.linear is not None:  # a hook read a value, so that some of what was numbered has run
+                if self.linear is not None:  # a hook read a value, and some of what was numbered has run; or there are several devices
                     self.walk.region.clear()
                     self.linear = None
                 force(live, keep_residuals=self.retain)

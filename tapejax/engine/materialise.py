@@ -19,7 +19,7 @@ from tapejax.tape import waiting
 from tapejax.tape.aval import Aval, aval_of
 from tapejax.tape.node import ARGUMENT, NEVER, VAR, Node, leaf
 from tapejax.tape.note import note_of
-from tapejax.tape.program import Linear, in_order, pending
+from tapejax.tape.program import Linear, by_device, in_order, pending
 
 
 class Block:
@@ -92,12 +92,17 @@ def _force(todo: list[Node], also: list[Node], keep_residuals: bool) -> None:
     if also:
         found = _with(found, also)
     refuse_arguments(found)
-    segments = _compute(found, todo, keep_residuals)
-    if segments:
-        found.clear()  # what is held here would be returned
-        segments.reverse()
-        while segments:
-            _compute(dict.fromkeys(segments.pop(), True), todo, keep_residuals, True)
+    parts = by_device(found)
+    del found  # what is held here would be returned
+    parts.reverse()
+    while parts:
+        part = parts.pop()
+        segments = _compute(part, todo, keep_residuals)
+        if segments:
+            part.clear()
+            segments.reverse()
+            while segments:
+                _compute(dict.fromkeys(segments.pop(), True), todo, keep_residuals, True)
 
 
 def _compute(found: dict[Node, bool], todo: list[Node], keep_residuals: bool, segment: bool = False) -> list[list[Node]]:

@@ -6,6 +6,7 @@ the gradients of the outputs, the one before its inputs runs last and hands both
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,6 +96,12 @@ class Watch:
                     full = list(changed)
             self.grad_outputs = tuple(full)
             if not self.watches_inputs:  # no input needs a gradient: the hooks run here, with nothing to replace
+                if self.after:
+                    warnings.warn(
+                        "Full backward hook is firing when gradients are computed with respect to module outputs since no inputs require gradients:"
+                        f" grad_input of {type(self.module).__name__} is all None → give it an input that requires grad to see gradients there",
+                        stacklevel=2,
+                    )
                 for hook in self.after:
                     changed = hook(self.module, (None,) * self.arguments, self.grad_outputs)
                     if changed is not None and any(g is not None for g in changed):

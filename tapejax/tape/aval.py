@@ -46,6 +46,9 @@ class Aval:
         return f"{self.dtype.name}{'*' if self.weak else ''}[{','.join(map(str, self.shape))}]{where}"
 
 
+#: Devices that were named, beside the default one: while there is none, nothing needs to be told apart by device.
+NAMED_DEVICES: set[Any] = set()
+
 _interned: dict[tuple[Any, ...], Aval] = {}
 
 
@@ -54,6 +57,8 @@ def aval_of(shape: tuple[int, ...], dtype: dtypes.dtype, device: Any = None, wea
     key = (shape, dtype, device, weak, inference)
     found = _interned.get(key)
     if found is None:
+        if device is not None:
+            NAMED_DEVICES.add(device)
         found = _interned.setdefault(key, Aval(shape, dtype, weak, device, inference))
     return found
 

@@ -11,7 +11,7 @@ from operator import attrgetter
 from sys import getrefcount
 from typing import Any
 
-from tapejax.tape.aval import Aval
+from tapejax.tape.aval import NAMED_DEVICES, Aval
 from tapejax.tape.node import ARGUMENT, LEAF, SCALAR, VAR, Kind, Node
 
 _by_seq = attrgetter("seq")
@@ -153,6 +153,19 @@ def pending(roots: Iterable[Node], seen: dict[Node, bool] | None = None) -> dict
 def in_order(nodes: Iterable[Node]) -> list[Node]:
     """Sorted as recorded, which is a topological order; function arguments are inputs, not instructions."""
     return sorted((n for n in nodes if n.kind is not ARGUMENT), key=_by_seq)
+
+
+def by_device(found: dict[Node, bool]) -> list[dict[Node, bool]]:
+    """`found` in parts that one program can compute, in an order in which they can run: a program runs on one device."""
+    if not NAMED_DEVICES:
+        return [found]
+    parts: dict[Any, dict[Node, bool]] = {}
+    for n in sorted(found, key=_by_seq):
+        aval = n.aval
+        while isinstance(aval, tuple):
+            aval = aval[0]
+        parts.setdefault(aval.device, {})[n] = found[n]
+    return list(parts.values())
 
 
 def _own_references() -> int:
