@@ -43,8 +43,7 @@ ORDER = [
 INSIDE_FUNCTIONS = {
     "tapejax/autograd/functional.py": "the namespace of the factories, which stands above",
     "tapejax/func/functional_call.py": "the namespace of the modules, which stands above",
-    "tapejax/autograd/forward_ad.py": "graph_task and forward_ad know each other",
-    "tapejax/autograd/function.py": "graph, graph_task and function know each other",
+    "tapejax/autograd/function.py": "graph and function know each other",
     "tapejax/testing.py": "the generator, only where values are drawn",
 }
 

@@ -8,7 +8,7 @@ import pytest
 
 import tapejax
 from oracle import grad_or_none, near, numbers
-from tapejax.autograd.graph_task import COURSES
+from tapejax.autograd.course import COURSES
 from tapejax.engine.cache import CACHE
 
 

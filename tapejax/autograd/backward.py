@@ -12,17 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tapejax import config
+from tapejax.autograd.checks import free, needed_nodes, saved_check, was_moved
 from tapejax.autograd.freed import FreedRun
-from tapejax.autograd.graph_task import (
-    GraphTask,
-    Target,
-    deposit,
-    free,
-    needed_nodes,
-    running_tasks,
-    saved_check,
-    was_moved,
-)
+from tapejax.autograd.gradients import deposit
+from tapejax.autograd.graph_task import GraphTask, Target, running_tasks
 from tapejax.autograd.walk import Walk, explore
 from tapejax.engine.derive import Pull
 from tapejax.engine.execute import donatable, run

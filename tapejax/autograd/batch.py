@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from tapejax.autograd import forward_ad, function
-from tapejax.autograd.graph_task import PULL
+from tapejax.autograd.pull import PULL
 from tapejax.engine.replay import replay
 from tapejax.storage.view import check_writable, write
 from tapejax.tape import modes

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tapejax.autograd.backward import run_backward
+from tapejax.autograd.gradients import warn_create_graph
 from tapejax.autograd.graph import GradientEdge, node_of_edge
-from tapejax.autograd.graph_task import Target, warn_create_graph
+from tapejax.autograd.graph_task import Target
 from tapejax.dispatch import CAST
 from tapejax.errors import refuse
 from tapejax.storage.view import history_of

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from tapejax.autograd import function
+from tapejax.autograd.gradients import zeros_like_aval
 from tapejax.autograd.lifted import lower, lowered
 from tapejax.errors import refuse
 from tapejax.storage.cell import NO_GRAD
@@ -434,8 +435,6 @@ def _call_jvp(
     given: list[Any],
     level: Level,
 ) -> None:
-    from tapejax.autograd.graph_task import zeros_like_aval
-
     name = cls.__name__
     tangents: list[Tensor | None] = []
     for a, g in zip(args, given, strict=True):

@@ -13,7 +13,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tapejax.autograd.graph_task import checked_gradient, freed_error
+from tapejax.autograd.checks import freed_error
+from tapejax.autograd.gradients import checked_gradient, zeros_like_aval
 from tapejax.autograd.hooks import RemovableHandle, add_hook
 from tapejax.autograd.saved import keep
 from tapejax.errors import refuse
@@ -108,8 +109,6 @@ class Cut:
 
 
 def _zeros(aval: Any) -> Tensor:
-    from tapejax.autograd.graph_task import zeros_like_aval
-
     return wrap(zeros_like_aval(aval))
 
 

@@ -14,7 +14,7 @@ from tapejax.autograd.batch import map_flat, units
 from tapejax.autograd.entry import grad
 from tapejax.autograd.function import function_alias
 from tapejax.autograd.grad_mode import enable_grad
-from tapejax.autograd.graph_task import zeros_like_aval
+from tapejax.autograd.gradients import zeros_like_aval
 from tapejax.errors import refuse
 from tapejax.tape import modes
 from tapejax.tape.record import record

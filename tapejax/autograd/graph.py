@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tapejax.autograd.graph_task import _edges_or_none, freed_error, saves_of
+from tapejax.autograd.checks import edges_or_none, freed_error, saves_of
 from tapejax.autograd.hooks import RemovableHandle, add_hook, register_multi_grad_hook
 from tapejax.autograd.saved import (
     SavedTensor,
@@ -118,9 +118,9 @@ def view(node: tape.Node) -> Any:
 
 
 def _below(node: tape.Node) -> Any:
-    below: Any = _edges_or_none(node)
+    below: Any = edges_or_none(node)
     if node.kind is not VAR and node.kind.name == "pick" and below:
-        return _edges_or_none(below[0])
+        return edges_or_none(below[0])
     return below
 
 

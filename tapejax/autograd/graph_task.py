@@ -10,31 +10,30 @@ from __future__ import annotations
 
 import itertools
 import threading
-import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
 from tapejax import config
 from tapejax.autograd import anomaly
+from tapejax.autograd.checks import edges, edges_or_none, free, freed_error, needed_nodes, saved_check, was_moved
+from tapejax.autograd.course import COURSES, MANY_COURSES, Arrival, Course
 from tapejax.autograd.freed import FreedRun
-from tapejax.dispatch import CAST
+from tapejax.autograd.gradients import add, checked_hook_result, deposit, ones_seed, sum_of, zeros_seed
+from tapejax.autograd.pull import PULL, PullPlan, is_pulled, pull_block, reached_inputs
+from tapejax.autograd.walk import Walk
 from tapejax.engine import derive
 from tapejax.engine.cache import CACHE
 from tapejax.engine.materialise import Block, force, force_onward
 from tapejax.engine.segment import cuts_of
 from tapejax.errors import refuse
-from tapejax.storage.view import write
 from tapejax.tape import modes
 from tapejax.tape.aval import NAMED_DEVICES, Aval, aval_of
 from tapejax.tape.node import VAR, Kind, Node
 from tapejax.tape.note import Meta
-from tapejax.tape.op import Array, Arrays, Op, op
 from tapejax.tape.program import Linear, Program, in_order, pending
 from tapejax.tape.record import PICK, pick, record, record_kind
-from tapejax.tensor import Tensor, grad_fn_name, wrap
+from tapejax.tensor import wrap
 
 
 class Target(NamedTuple):
@@ -42,208 +41,6 @@ class Target(NamedTuple):
 
     key: Meta | Node
     sink: Meta
-
-
-def is_pulled(node: Node) -> bool:
-    """Whether `node` is a gradient: one output of a PULL node whose graph was kept."""
-    if node.kind.op is not PICK or not node.inputs or (node.note is not None and node.note.cut):
-        return False
-    pulled = node.inputs[0]
-    return pulled.kind is not VAR and pulled.kind.op is PULL and pulled.inputs is not None
-
-
-class PullPlan(NamedTuple):
-    """What a PULL node differentiates. `needed` are the program inputs whose values its gradients depend on: only these feed the node."""
-
-    program: Program
-    roots: tuple[int, ...]
-    wanted: tuple[int, ...]
-    batched: bool
-    needed: tuple[int, ...]
-
-
-def _pull_body(arrays: Arrays, plan: PullPlan) -> Any:
-    values: Any = arrays
-    n = len(plan.needed)
-    inputs: list[Any] = [None] * len(plan.program.inputs)
-    for i, value in zip(plan.needed, values[:n], strict=True):
-        inputs[i] = value
-    inputs = [derive.zeros_of(a) if x is None else x for x, a in zip(inputs, plan.program.inputs, strict=True)]
-    return derive.pull_function(plan.program, plan.roots, plan.wanted, inputs, values[n:], plan.batched)
-
-
-def reached_inputs(pick: Node) -> list[Node]:
-    """The inputs of a PULL node that one of its gradients depends on."""
-    pulled = pick.inputs[0]
-    inputs = pulled.inputs
-    return [inputs[i] for i in pulled.kind.reach[pick.kind.statics[0]]]
-
-
-def _pull_residuals_body(arrays: Arrays, tree: Any, batched: bool) -> Any:
-    n = tree.count
-    return derive.pull_residuals(tree, arrays[:n], arrays[n:], batched)  # type: ignore[index]
-
-
-PULL = Op(_pull_body, "", {"name": "pull", "grad_name": "Pull", "oracle": None, "saves": "computed"})
-PULL_RESIDUALS = Op(_pull_residuals_body, "", {"name": "pull_residuals", "oracle": None, "differentiable": False})
-
-
-@op("", oracle=None)
-def sum_of(left: Array, right: Array) -> Any:
-    """Add two gradients of one value."""
-    return left + right  # type: ignore[operator]
-
-
-@op("", oracle=None, differentiable=False)
-def ones_seed(input: Array) -> Any:
-    """The implicit seed of a scalar root."""
-    return jnp.ones_like(input)  # type: ignore[arg-type]
-
-
-@op("", oracle=None, differentiable=False)
-def zeros_seed(input: Array, batch: int | None) -> Any:
-    """The seed of an output that no gradient reached."""
-    return jnp.zeros(input.shape if batch is None else (batch, *input.shape), input.dtype)  # type: ignore[attr-defined]
-
-
-def free(node: Node, run: FreedRun) -> None:
-    """Forget what the node's backward would need; a node that saved nothing can be walked again."""
-    if node.kind is not VAR and node.kind.saves:
-        node.inputs = None
-        node.freed = run
-    note = node.note
-    if note is not None and node.kind is not VAR:
-        note.block = None
-        note.saved = None
-        if note.cut is not None:
-            note.cut.release()
-
-
-def freed_error(node: Node) -> Exception:
-    return refuse(
-        RuntimeError,
-        "backward",
-        "Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). Saved"
-        f" intermediate values of the graph are freed when you call .backward() or autograd.grad(); {grad_fn_name(node)} needs them again."
-        " Specify retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors after"
-        " calling backward.",
-    )
-
-
-def saves_of(node: Node) -> set[str]:
-    """Names of the operands (and "result") whose values the node's backward needs, given which inputs require grad."""
-    kind = node.kind
-    names = set(kind.saves.get("*", ()))
-    for name, x in zip(kind.operands, node.inputs or (), strict=False):
-        if x.requires_grad:
-            names.update(kind.saves.get(name, ()))
-    return names
-
-
-def was_moved(node: Node) -> bool:
-    """Whether `node` or something it read was written in place since: then `saved_check` must look closer."""
-    home = node.home
-    if home is not None and home[0].version != home[1]:
-        return True
-    for x in node.inputs:
-        home = x.home
-        if home is not None and home[0].version != home[1]:
-            return True
-    return False
-
-
-def saved_check(node: Node) -> None:
-    """Raise if a value that the node's backward needs was written in place since it was recorded."""
-    if node.kind is VAR or not node.kind.saves:
-        if node.kind is not VAR and node.kind.op is PICK and node.inputs:
-            _output_check(node, node.inputs[0])
-        return
-    if node.note is not None and node.note.saved is not None:  # whoever keeps the values answers for them
-        node.note.saved.check()
-        return
-    if node.kind.op is PULL:
-        for x in node.inputs:  # a PULL node has only the inputs that its gradients depend on
-            _compare(x, node)
-        return
-    names = saves_of(node)
-    for i, (name, x) in enumerate(zip(node.kind.operands, node.inputs, strict=True)):
-        if name in names and not (i == 0 and _overwrites(node, x)):
-            _compare(x, node)
-    if "result" in names:
-        _compare(node, node)
-
-
-def _output_check(node: Node, source: Node) -> None:
-    """The same for `node`, one output of the several of `source`."""
-    if source.kind is VAR or source.kind.op is PICK or (source.note is not None and source.note.saved is not None):
-        return
-    op = source.kind.op
-    field = op.returns[node.kind.statics[0]] if op.returns else None
-    names = saves_of(source)
-    if "result" in names or field in names:
-        _compare(node, node)
-
-
-def _overwrites(node: Node, x: Node) -> bool:
-    """Whether `node` was written in place over `x`: an in-place op saves a copy of what it overwrites."""
-    new, old = node.home, x.home
-    return new is not None and old is not None and new[0] is old[0] and new[1] == old[1] + 1
-
-
-def _compare(value: Node, user: Node) -> None:
-    home = value.home
-    if home is None or home[0].version == home[1]:
-        return
-    aval = value.aval
-    raise refuse(
-        RuntimeError,
-        "backward",
-        "one of the variables needed for gradient computation has been modified by an inplace operation:"
-        f" [{aval.dtype.tensor_name}Tensor {list(aval.shape)}], which is output 0 of {grad_fn_name(value) if value.requires_grad else 'a leaf'},"
-        f" is at version {home[0].version}; expected version {home[1]} instead. {grad_fn_name(user)} saved it → write out of place there, or"
-        " clone() before writing.",
-    )
-
-
-def edges(node: Node) -> Sequence[Node | None]:
-    """The nodes that the gradient of `node` flows to (for a custom Function: its inputs)."""
-    note = node.note
-    if note is not None and node.kind is not VAR and note.cut is not None:
-        return note.cut.edges
-    if node.inputs is None:
-        raise freed_error(node)
-    return node.inputs
-
-
-def needed_nodes(region: Iterable[Node], goals: set[Node]) -> set[Node]:
-    """The nodes of `region` on a path to a goal."""
-    keep = set(goals)
-    for n in sorted(region, key=lambda n: n.seq):
-        if n not in keep and n.kind is not VAR and any(x in keep for x in (_edges_or_none(n))):
-            keep.add(n)
-    return keep
-
-
-def _edges_or_none(node: Node) -> Sequence[Node | None]:
-    note = node.note
-    if note is not None and node.kind is not VAR and note.cut is not None:
-        return note.cut.edges
-    return node.inputs or ()
-
-
-def deposit(meta: Meta, value: Node) -> None:
-    """Make `value` (old gradient included) the gradient kept in `meta`, inside the same `.grad` object."""
-    old = meta.grad
-    if old is None:
-        meta.grad = wrap(value)
-    elif old._alias is None:
-        old._node = value
-    else:
-        write(old, value)
-
-
-def add(left: Node | None, right: Node) -> Node:
-    return right if left is None else record(sum_of, (1, 1), (), (left, right))
 
 
 def _has_python(node: Node) -> bool:
@@ -265,69 +62,6 @@ def _apart(nodes: list[Node], one_by_one: bool) -> Iterable[list[Node]]:
         groups.setdefault(key, []).append(n)
     return groups.values()
 
-
-def pull_block(block: Any, seeds: Sequence[Node], batch: int | None = None) -> list[Node]:
-    """Record the gradients at the values where a block starts, from its residuals and one seed per output."""
-    inputs = (*block.residuals, *seeds)
-    avals = tuple([x.aval for x in inputs])
-    key = (block.tree, avals, batch)
-    kind = PULL_RESIDUALS.kinds.get(key)
-    if kind is None:
-        kind = Kind(PULL_RESIDUALS, ((len(inputs),),), (block.tree, batch is not None), avals, ("arrays",) * len(inputs))
-        kind.casts = (None,) * len(inputs)
-        results = [x.aval for x in block.wanted]
-        kind.avals = kind.aval = tuple(a if batch is None else aval_of((batch, *a.shape), a.dtype, a.device) for a in results)
-        PULL_RESIDUALS.kinds[key] = kind
-    node = record_kind(kind, inputs)
-    return [pick(node, i) for i in range(len(kind.aval))]
-
-
-class Arrival(NamedTuple):
-    """A gradient is complete; `passes`: whether the node itself runs after that."""
-
-    slot: int
-    passes: bool
-
-
-class Piece(NamedTuple):
-    """Nodes (`runs`) differentiated as one PULL of `kind`, all by slot; from index `inner` on, `wanted` are inside it."""
-
-    runs: tuple[int, ...]
-    kind: Kind | None
-    inputs: tuple[int, ...]
-    roots: tuple[int, ...]
-    wanted: tuple[int, ...]
-    inner: int
-
-
-class Course:
-    """What a careful backward did, in slots of its graph's Linear: graphs with the same key do the same."""
-
-    def __init__(self, linear: Linear) -> None:
-        self.slot = linear.slot
-        self.moves: list[Arrival | Piece] = []
-
-    def _slots(self, nodes: Iterable[Node]) -> tuple[int, ...]:
-        return tuple([self.slot[n] for n in nodes])
-
-    def arrive(self, n: Node, passes: bool) -> None:
-        self.moves.append(Arrival(self.slot[n], passes))
-
-    def check(self, runs: Iterable[Node]) -> None:
-        self.moves.append(Piece(self._slots(runs), None, (), (), (), 0))
-
-    def piece(self, runs: Iterable[Node], roots: Sequence[Node], wanted: Iterable[Node], inner: int, pulled: Node) -> None:
-        inputs = pulled.inputs[: len(pulled.inputs) - len(roots)]
-        self.moves.append(Piece(self._slots(runs), pulled.kind, self._slots(inputs), self._slots(roots), self._slots(wanted), inner))
-
-
-    def written(self) -> Course:
-        self.slot = {}  # the nodes it was written down from are not its own
-        return self
-
-
-COURSES: dict[Any, Course] = {}
-MANY_COURSES = 512
 
 _next_number = itertools.count(1).__next__
 
@@ -362,7 +96,7 @@ class GraphTask:
         retain: bool,
         create: bool,
         batched: bool,
-        walk: Any = None,
+        walk: Walk | None = None,
     ) -> None:
         """`walk`: what `explore` found, if it could tell the course in advance."""
         self.roots = roots
@@ -411,6 +145,7 @@ class GraphTask:
         # a kept graph keeps its residuals, as torch keeps saved tensors: the forward runs once
         before = modes.MODE.get()
         modes.MODE.set(before | modes.GRAD if self.create else before & ~modes.GRAD)
+        walk = self.walk
         lazy = self.create or modes.tracing()  # inside vmap the gradients are no numbers yet
         _running.tasks.append(self)
         try:
@@ -420,8 +155,8 @@ class GraphTask:
             whole = self._whole()
             if whole is not None:
                 self._pull_whole(whole)
-            elif self.walk is not None and self.watch is None:
-                self._sweep_again()
+            elif walk is not None and self.watch is None:
+                self._sweep_again(walk)
             else:
                 self._plan()
                 if len(self.order) > config.segment_limit and not (lazy or self.retain):
@@ -443,11 +178,11 @@ class GraphTask:
             live = [g for g in results if g is not None]
             live += [n for n in self._deposited if n.value is None]
             live += [r for r in self.roots if r.kind is not VAR]
-            if self.linear is not None and CACHE.launches == self.launches and not NAMED_DEVICES:
-                force_onward(self.linear, self.walk.region, live)
+            if walk is not None and self.linear is not None and CACHE.launches == self.launches and not NAMED_DEVICES:
+                force_onward(self.linear, walk.region, live)
             else:
-                if self.linear is not None:  # a hook read a value, and some of what was numbered has run; or there are several devices
-                    self.walk.region.clear()
+                if walk is not None:  # a hook read a value, and some of what was numbered has run; or there are several devices
+                    walk.region.clear()
                     self.linear = None
                 force(live, keep_residuals=self.retain)
             self.linear = None
@@ -612,9 +347,8 @@ class GraphTask:
             if not (self.retain or modes.tracing()):
                 o.note.block = None
 
-    def _sweep_again(self) -> None:
+    def _sweep_again(self, walk: Walk) -> None:
         """Plan and sweep, or do what a graph with the same key did."""
-        walk = self.walk
         watched = [n for n in walk.region if n.note is not None or n in self.wanted_nodes]
         if not self.create:  # all that will run, so that it is numbered once
             pending([*walk.outside, *walk.variables, *self.gradient.values()], walk.region)
@@ -826,7 +560,7 @@ class GraphTask:
     def _needed_below(self, n: Node) -> bool:
         if self.targets is not None and self._freed_way(n):
             return True
-        return any(x in self.taking_part for x in _edges_or_none(n) if x is not None and x.requires_grad)
+        return any(x in self.taking_part for x in edges_or_none(n) if x is not None and x.requires_grad)
 
     def _pull(self, order: list[Node], roots: list[Node], wanted: list[Node]) -> list[Node]:
         """Record the gradients of `roots` at `wanted` as one node over the values they depend on."""
@@ -1028,70 +762,3 @@ def _walk(outputs: Sequence[Node], block: Any, goals: Sequence[Node]) -> tuple[l
     return list(walked), reached
 
 
-def zeros_like_aval(aval: Aval) -> Node:
-    """A pending tensor of zeros."""
-    key = ("zeros", aval)
-    kind = ZEROS.kinds.get(key)
-    if kind is None:
-        kind = Kind(ZEROS, (), (aval,), (), ())
-        kind.aval = aval
-        ZEROS.kinds[key] = kind
-    return record_kind(kind, ())
-
-
-def _zeros_body(aval: Aval) -> Any:
-    return jnp.zeros(aval.shape, aval.dtype.np)
-
-
-ZEROS = Op(_zeros_body, "", {"name": "zeros_of", "oracle": None, "differentiable": False})
-
-
-def checked_gradient(name: str, i: int, g: Node, expected: Aval) -> Node:
-    """A gradient returned by user code, made to fit the input it belongs to (broadcast axes are summed)."""
-    if g.aval is expected:
-        return g
-    if g.aval.shape != expected.shape:
-        padded = (1,) * (g.aval.ndim - expected.ndim) + expected.shape
-        if g.aval.ndim < expected.ndim or any(p not in (1, s) for p, s in zip(padded, g.aval.shape, strict=True)):
-            raise refuse(
-                RuntimeError,
-                name,
-                f"Function {name} returned an invalid gradient at index {i} - got {list(g.aval.shape)} but expected shape compatible with"
-                f" {list(expected.shape)}",
-            )
-        g = record(sum_to, (1,), (expected.shape,), (g,))
-    if g.aval.dtype is not expected.dtype:
-        g = record(CAST, (1,), (expected.dtype,), (g,))
-    return g
-
-
-@op("", oracle=None)
-def sum_to(input: Array, shape: Any) -> Any:
-    """Sum the axes over which `shape` was broadcast."""
-    extra = input.ndim - len(shape)  # type: ignore[attr-defined]
-    x = input.sum(tuple(range(extra))) if extra else input  # type: ignore[attr-defined]
-    axes = tuple(i for i, s in enumerate(shape) if s == 1 and x.shape[i] != 1)
-    return x.sum(axes, keepdims=True) if axes else x
-
-
-def checked_hook_result(result: Any, g: Node) -> Node:
-    if not isinstance(result, Tensor):
-        raise refuse(TypeError, "hook", f"expected Variable, but hook returned {type(result).__name__} → return a Tensor or None")
-    node = result.node
-    if node.aval.shape != g.aval.shape:
-        raise refuse(
-            RuntimeError, "hook", f"hook '{result!r:.40}' has changed the size of value: {tuple(node.aval.shape)} returned, {tuple(g.aval.shape)} given"
-        )
-    if node.aval.dtype is not g.aval.dtype:
-        raise refuse(RuntimeError, "hook", f"hook has changed the type of value (was {g.aval.dtype} got {node.aval.dtype})")
-    return node
-
-
-def warn_create_graph() -> None:
-    warnings.warn(
-        "Using backward() with create_graph=True will create a reference cycle between the parameter and its gradient which can cause a memory"
-        " leak. We recommend using autograd.grad when creating the graph to avoid this. If you have to use this function, make sure to reset"
-        " the .grad fields of your parameters to None after use to break the cycle and avoid the leak.",
-        UserWarning,
-        stacklevel=3,
-    )

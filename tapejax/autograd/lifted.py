@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tapejax.autograd.graph_task import _edges_or_none
+from tapejax.autograd.checks import edges_or_none
 from tapejax.tape import modes
 from tapejax.tape.node import VAR, Node
 from tapejax.tape.note import Note
@@ -61,7 +61,7 @@ def seen(node: Node, start: int, hidden: set[Node] | None = None) -> bool:
         is_input = note.__class__ is Lifted
         if is_input and note.level in running:
             return True
-        inputs = n.inputs if note is None or is_input else _edges_or_none(n)
+        inputs = n.inputs if note is None or is_input else edges_or_none(n)
         root = not is_input
         for x in inputs or ():
             if x is not None and x.requires_grad:

@@ -15,7 +15,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from tapejax.autograd.graph_task import GraphTask, _compare, _running, freed_error
+from tapejax.autograd.checks import compare_version, freed_error
+from tapejax.autograd.graph_task import GraphTask, _running
 from tapejax.autograd.saved import CONTEXTS, saved_nodes
 from tapejax.rng import default_generator
 from tapejax.storage.view import overlay
@@ -171,7 +172,7 @@ class _Argument:
             return wrap(self.node)
         if self.keeper is not None:
             return wrap(self.keeper.get(self.node))
-        _compare(self.node, self.node)
+        compare_version(self.node, self.node)
         return wrap(self.node)
 
 

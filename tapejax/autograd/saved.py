@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from tapejax.autograd.graph_task import freed_error, running, saves_of, zeros_seed
+from tapejax.autograd.checks import freed_error, saves_of
+from tapejax.autograd.gradients import zeros_seed
+from tapejax.autograd.graph_task import running
 from tapejax.dispatch import CAST
 from tapejax.errors import refuse
 from tapejax.storage.view import overlay

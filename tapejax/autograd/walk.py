@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tapejax.autograd.graph_task import freed_error, is_pulled, reached_inputs
+from tapejax.autograd.checks import freed_error
+from tapejax.autograd.pull import is_pulled, reached_inputs
 from tapejax.tape.node import VAR, Node
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tapejax.autograd import forward_ad
 from tapejax.autograd.function import function_alias
-from tapejax.autograd.graph_task import zeros_like_aval
+from tapejax.autograd.gradients import zeros_like_aval
 from tapejax.autograd.lifted import lower
 from tapejax.errors import refuse
 from tapejax.func.tree import flatten, unflatten

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tapejax.autograd.graph_task import zeros_like_aval
+from tapejax.autograd.gradients import zeros_like_aval
 from tapejax.dispatch import CAST
 from tapejax.errors import refuse
 from tapejax.func.level import GradLevel
