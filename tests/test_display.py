@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from tapejax import display, dtypes
+
+torch = pytest.importorskip("torch")
 
 SHAPES = [(), (1,), (7,), (20,), (2, 3), (3, 17), (2, 2, 2, 3), (0,), (0, 3), (1001,), (40, 30), (3, 500), (10, 11, 12)]
 OPTIONS = [

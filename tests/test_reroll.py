@@ -7,12 +7,13 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
 import tapejax
 from tapejax.engine.cache import CACHE
 from tapejax.engine.reroll import _known, loops_of
 from tapejax.tape.program import Linear, in_order, pending
+
+torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.filterwarnings("ignore::tapejax.debug.RecompileWarning")  # one line checks many programs
 
