@@ -367,6 +367,7 @@ KEPT: list[list[Any]] = [
     [("join", "cat", 5, 5), ("retain", 4), ("create", 4, 1)],
     [("binary", "matmul", 0, 3, False), ("grad", 4, [0], False, False, True), ("retain", 4), ("grad", 4, [4], False, True, False)],
     [("number", "mul", 0, 2.0), ("backward", [4], True, [4]), ("backward", [4], False, None)],
+    [("unary", "sin", 0, False), ("backward", [4], True, None), ("backward", [0, 4], True, None)],
     [("unary", "sin", 0, False), ("read", 4), ("hook", 4, 2.0), ("write", "tanh_", 4, 0, False), ("backward", [4, 0], False, None)],
 ]
 

@@ -254,20 +254,38 @@ class GraphTask:
             order = [n for n in order if n in keep]
         self.taking_part = set(order)
         self.below = reached
+        floor: dict[Node, int] = {}
+        while self._levels(order, reached, floor):
+            pass
+        self.order = order
+
+    def _levels(self, order: list[Node], reached: dict[Node, list[Node]], floor: dict[Node, int]) -> bool:
+        """Give every node its level, `floor` at least; whether that must be done again with the floors that were raised.
+
+        The outputs of a region with residuals are pulled together, when the gradients of all of them are complete: on one level.
+        """
         level = self.level
         split = self._one_by_one()
         for n in order:
             if n.kind is VAR:
                 level[n] = 0
                 continue
-            own = 1
+            own = floor.get(n, 1)
             alone = self._alone(n)
             for x in reached[n]:
                 if x in level:
                     apart = alone or self._alone(x) or self._python(x) or x.kind is VAR or self._read(x) or frame_of(n) is not frame_of(x)
                     own = max(own, level[x] + (1 if apart or (split and n.kind.op is not PICK) else 0))
             level[n] = own
-        self.order = order
+        again = False
+        for outputs in self.reach.values():
+            together = [o for o in outputs if o in level]
+            highest = max((level[o] for o in together), default=0)
+            for o in together:
+                if level[o] < highest:
+                    floor[o] = highest
+                    again = True
+        return again
 
     def _below(self, n: Node) -> list[Node]:
         block = self._block(n)
