@@ -9,13 +9,14 @@ import random
 import jax
 import numpy as np
 import pytest
-import torch
 
 import tapejax
 from tapejax import config
 from tapejax.engine.cache import CACHE
 from tapejax.engine.segment import cuts, weight
 from tapejax.tape.program import Linear, in_order, pending
+
+torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
