@@ -396,13 +396,13 @@ class Tensor(TensorMethods):
     def __float__(self) -> float:
         return float(self._real_item("float", "double"))
 
-    def _real_item(self, asked: str, type: str) -> Any:
+    def _real_item(self, asked: str, kind: str) -> Any:
         """The only element; a complex one must be real."""
         value = self._only()
         if not isinstance(value, complex):
             return value
         if value.imag:
-            raise refuse(RuntimeError, asked, f"value cannot be converted to type {type} without overflow: {value} → take .real, or use complex()")
+            raise refuse(RuntimeError, asked, f"value cannot be converted to type {kind} without overflow: {value} → take .real, or use complex()")
         return value.real
 
     def _only(self) -> Any:

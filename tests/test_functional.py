@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oracle import near, numbers
+from oracle import near, numbers, square_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 
@@ -218,19 +218,9 @@ def test_hessian_needs_one_scalar(tl):
 
 
 def test_a_custom_function_and_a_hook_in_the_way(tl):
-    class Square(tl.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        def backward(ctx, g):
-            return 2 * g * ctx.saved_tensors[0]
-
     x, _ = vectors(tl)
     assert near(
-        functional(tl).jacobian(lambda x: Square.apply(x.sin()), x), columns(tl, lambda x: x.sin() ** 2, x), 1e-6, 1e-8
+        functional(tl).jacobian(lambda x: square_of(tl).apply(x.sin()), x), columns(tl, lambda x: x.sin() ** 2, x), 1e-6, 1e-8
     )
 
     def hooked(x):

@@ -487,6 +487,24 @@ def test_in_place_activations_write_into_their_input(tl: Any) -> None:
         tl.nn.ReLU(inplace=True)(tl.ones(2, requires_grad=True))
 
 
+@pytest.mark.parametrize("name", ["dropout", "alpha_dropout", "feature_alpha_dropout", "dropout2d", "rrelu"])
+def test_random_functions_write_in_place_too(tl: Any, name: str) -> None:
+    """The mask is the gradient's too; a sure outcome makes both libraries comparable."""
+    function = getattr(tl.nn.functional, name)
+    for training in (True, False):
+        leaf = tl.ones(1, 2, 2, 2, requires_grad=True)
+        x = leaf * -1
+        sure = (0.5, 0.5) if name == "rrelu" else (1.0,)
+        assert function(x, *sure, training, True) is x
+        x.sum().backward()
+        zero = name != "rrelu" and training
+        slope = 0.5 if name == "rrelu" else 1.0
+        assert near(leaf.grad, tl.full((1, 2, 2, 2), 0.0 if zero else -slope))
+        if name.startswith(("dropout", "rrelu")):
+            assert near(x, leaf.grad)
+        assert x._version == (1 if name == "rrelu" or training else 0)
+
+
 @pytest.mark.parametrize("dropout", ["Dropout", "Dropout2d", "AlphaDropout", "FeatureAlphaDropout"])
 def test_dropout_keeps_its_rate_and_its_gradient_follows_the_mask(tl: Any, dropout: str) -> None:
     tl.manual_seed(0)

@@ -733,3 +733,40 @@ def test_a_known_course_still_sees_what_changed(tl: Any, what: str) -> None:
         if turn and what == "retained":
             assert near(a.grad * 3, w.grad)
         assert near(w.grad, [3 * (1 - t * t) * e for t, e in zip(h.tolist(), y.tolist(), strict=True)], 1e-4)
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_multi_grad_hook_runs_in_every_step(tl: Any, early: bool, retain: bool, inner: bool) -> None:
+    """Also where the graph is known, its value was read before, or it is kept: the hook knows whom this backward reaches."""
+    for _ in range(3):
+        a, b, unused = leaf(tl, [1.0, 2.0]), leaf(tl, [3.0, 4.0]), leaf(tl, [5.0])
+        h = a * b
+        seen: list[Any] = []
+        watched = [h, a] if inner else [a, b]
+        tl.autograd.graph.register_multi_grad_hook([*watched, unused], lambda gs, seen=seen: seen.append([g is not None for g in gs]))
+        loss = h.sinh().sum()
+        if early:
+            loss.item()
+        loss.backward(retain_graph=retain)
+        assert seen == [[True, True, False]]
+        if retain:
+            loss.backward(inputs=[b])
+            assert seen == [[True, True, False], [inner, not inner, False]]
+
+
+@pytest.mark.parametrize("read", ["gradient", "below", "above"])
+def test_a_hook_may_read_any_value_from_the_first_step_on(tl: Any, read: str) -> None:
+    """Reading runs a part of the forward, which keeps residuals; the backward that is under way goes on as it was planned."""
+    COURSES.clear()  # the first step is the one that plans
+    for _ in range(3):
+        a = tl.tensor([0.1, 0.2], dtype=tl.float64, requires_grad=True)
+        b = tl.tensor([3.0, 4.0], dtype=tl.float64, requires_grad=True)
+        h = a * b  # held, so that reading `k` makes it too
+        k = h.tanh()
+        m = (k * a * 1.5).exp()
+        n = (m * b).cosh()
+        m.register_hook(lambda g, k=k, n=n: {"gradient": g, "below": k, "above": n}[read].tolist() and None)
+        n.sum().backward()
+        assert near(a.grad, [30.48718855, 536.48418395], 1e-8) and near(b.grad, [12.46599661, 91.2559556], 1e-8)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tapejax
+from oracle import square_of
 from tapejax import config
 from tapejax.engine.cache import CACHE
 from tapejax.engine.segment import cuts, weight
@@ -283,19 +284,8 @@ def test_hooks_and_retained_gradients(limit):
 
 def test_custom_functions(limit):
     def run(lib, leaves):
-        class Twice(lib.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                ctx.save_for_backward(x)
-                return x * x
-
-            @staticmethod
-            def backward(ctx, g):
-                (x,) = ctx.saved_tensors
-                return 2 * x * g
-
         loss = scramble(lib, 10, 25, leaves)
-        loss = scramble(lib, 11, 25, [Twice.apply(loss * leaves[0]), *leaves[1:]])
+        loss = scramble(lib, 11, 25, [square_of(lib).apply(loss * leaves[0]), *leaves[1:]])
         loss.backward()
         return [loss, *(x.grad for x in leaves)]
 

@@ -33,6 +33,7 @@ class Course:
     def __init__(self, linear: Linear) -> None:
         self.slot = linear.slot
         self.moves: list[Arrival | Piece] = []
+        self.part: tuple[int, ...] = ()  # who took part
 
     def _slots(self, nodes: Iterable[Node]) -> tuple[int, ...]:
         return tuple([self.slot[n] for n in nodes])
@@ -47,9 +48,10 @@ class Course:
         inputs = pulled.inputs[: len(pulled.inputs) - len(roots)]
         self.moves.append(Piece(self._slots(runs), pulled.kind, self._slots(inputs), self._slots(roots), self._slots(wanted), inner))
 
-
-    def written(self) -> Course:
-        self.slot = {}  # the nodes it was written down from are not its own
+    def written(self, part: Iterable[Node]) -> Course:
+        """The finished course; the nodes it was written down from are not its own."""
+        self.part = self._slots(part)
+        self.slot = {}
         return self
 
 

@@ -115,6 +115,7 @@ class GraphTask:
         self.watch = anomaly.watch()
         self.given = seeds
         self._replaced: list[tuple[Meta, Any, Any]] = []  # every `.grad` that was touched, as it was before
+        self.block: dict[Node, Block | None] = {}  # the residuals that stand for a node's region, as planned: hooks may make new ones
         self.reach: dict[Block, dict[Node, list[Node]]] = {}  # what each output of a region with residuals leads to
         self.number = _next_number()
         self.wanted_nodes = {t.key for t in targets if isinstance(t.key, Node)} if targets is not None else set()
@@ -196,8 +197,9 @@ class GraphTask:
 
     def _forget(self) -> None:
         """Let go of the graph: a value that only this object holds need not be an output of the program."""
-        for table in (self.gradient, self.captured, self.level, self.below, self.reach, self.recomputed, self.executed, self.order, self.taking_part):
-            table.clear()
+        tables = (self.gradient, self.captured, self.level, self.below, self.block, self.reach, self.recomputed)
+        for table in (*tables, self.executed, self.order, self.taking_part):
+            table.clear()  # type: ignore[attr-defined]
         self.given, self.tie = (), None
 
     def reaches(self, node: Node) -> bool:
@@ -215,7 +217,7 @@ class GraphTask:
         """Compute a forward that is too long for one program before it is differentiated: its segments keep residuals."""
         roots = [r for r in self.roots if r.kind is not VAR]
         if cuts_of(Linear(in_order(pending(roots)))):
-            for table in (self.level, self.below, self.reach, self.order, self.taking_part):
+            for table in (self.level, self.below, self.block, self.reach, self.order, self.taking_part):
                 table.clear()  # type: ignore[attr-defined]
             force(roots)
             self._plan()
@@ -306,11 +308,17 @@ class GraphTask:
         note = n.note
         return note is not None and n.kind is not VAR and bool(note.cut or note.post_hooks or self._block(n))
 
-    def _block(self, n: Node) -> Any:
+    def _block(self, n: Node) -> Block | None:
+        """The residuals that stand for `n`'s region in this backward, as found when it was planned."""
+        if n not in self.block:
+            self.block[n] = self._found_block(n)
+        return self.block[n]
+
+    def _found_block(self, n: Node) -> Block | None:
         """The residuals that can stand for `n`'s region: not when a gradient inside it is asked for, or must be differentiable."""
         if n.kind is VAR or n.note is None or n.note.block is None or self.create or self.watch is not None:
             return None
-        block = n.note.block
+        block: Block = n.note.block
         for o in block.nodes:
             if o.note is None or (o is n and len(block.outputs) == 1):
                 continue
@@ -362,6 +370,7 @@ class GraphTask:
         """A pulled segment's arrays are wanted no more; should a later one fail, it is differentiated from its recipe."""
         for o in block.outputs:
             self.gradient.pop(o, None)
+            self.block.pop(o, None)
             if not (self.retain or modes.tracing()):
                 o.note.block = None
 
@@ -391,7 +400,7 @@ class GraphTask:
             self.course = Course(linear)
             self._plan()
             self._sweep()
-            COURSES[key] = self.course.written()
+            COURSES[key] = self.course.written(self.taking_part)
             if len(COURSES) > MANY_COURSES:
                 del COURSES[next(iter(COURSES))]
         else:
@@ -408,6 +417,7 @@ class GraphTask:
     def _follow(self, course: Course, linear: Linear) -> None:
         nodes = [*linear.order, *reversed(linear.inputs)]  # by slot
         gradient = self.gradient
+        self.taking_part = {nodes[s] for s in course.part}
         for move in course.moves:
             if isinstance(move, Arrival):
                 self._arrived(nodes[move.slot], move.passes)
@@ -667,6 +677,8 @@ class GraphTask:
         for n in block.nodes:
             if was_moved(n):
                 saved_check(n)
+        metas = self.wanted_metas
+        self.taking_part = {v for v in block.wanted if metas is None or v.note in metas}
         gradients = pull_block(block, [self.gradient[self.roots[0]]], self.batch)
         self.gradient.update(zip(block.wanted, gradients, strict=True))
         self.executed += block.nodes

@@ -30,15 +30,22 @@ def explore(roots: Sequence[Node], everything: bool, create: bool) -> Walk | Non
     walk = Walk()
     region, variables, outside = walk.region, walk.variables, walk.outside
     stack: list[Node] = []
-    for r in roots:
-        if r.kind is VAR:
-            variables[r] = True
-            if not r.note.plain:
-                walk.plain = False
-        elif r not in region:
-            region[r] = True
-            stack.append(r)
-    while stack:
+    inputs: Sequence[Node] = roots
+    while True:
+        for x in inputs:
+            if x.requires_grad:
+                if x.kind is VAR:
+                    if x not in variables:
+                        variables[x] = True
+                        if not x.note.plain:
+                            walk.plain = False
+                elif x not in region:
+                    region[x] = True
+                    stack.append(x)
+            elif x.value is None:
+                outside.append(x)
+        if not stack:
+            return walk
         n = stack.pop()
         note = n.note
         if note is not None:
@@ -58,16 +65,3 @@ def explore(roots: Sequence[Node], everything: bool, create: bool) -> Walk | Non
             region[pulled] = True
             outside += [x for x in pulled.inputs if x.value is None]
             inputs = reached_inputs(n)
-        for x in inputs:
-            if x.requires_grad:
-                if x.kind is VAR:
-                    if x not in variables:
-                        variables[x] = True
-                        if not x.note.plain:
-                            walk.plain = False
-                elif x not in region:
-                    region[x] = True
-                    stack.append(x)
-            elif x.value is None:
-                outside.append(x)
-    return walk

@@ -156,11 +156,11 @@ def in_order(nodes: Iterable[Node]) -> list[Node]:
 
 
 def by_device(found: dict[Node, bool]) -> list[dict[Node, bool]]:
-    """`found` in parts that one program can compute, in an order in which they can run: a program runs on one device."""
+    """`found` in parts that one program can compute: a program runs on one device. No part waits for another: a transfer is a leaf."""
     if not NAMED_DEVICES:
         return [found]
     parts: dict[Any, dict[Node, bool]] = {}
-    for n in sorted(found, key=_by_seq):
+    for n in found:
         aval = n.aval
         while isinstance(aval, tuple):
             aval = aval[0]
