@@ -26,7 +26,7 @@ cache_dir: str = os.environ.get("TAPEJAX_CACHE_DIR", "")
 recompile_limit: int = _number("TAPEJAX_RECOMPILE_LIMIT", 8)
 
 #: TAPEJAX_SEGMENT_LIMIT: how many instructions (a loop's body counted once) are compiled as one program; longer ones are cut. 0: never cut.
-segment_limit: int = _number("TAPEJAX_SEGMENT_LIMIT", 4000) or 1 << 62
+segment_limit: int = _number("TAPEJAX_SEGMENT_LIMIT", 2000) or 1 << 62
 
 #: How many shapes and statics are remembered per operation before they are forgotten together.
 kinds_limit: int = 1 << 16
