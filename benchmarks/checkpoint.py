@@ -85,7 +85,7 @@ def of_last_program(step: Callable[[], None]) -> int:
     """XLA's temporary bytes of the step's largest program."""
     CACHE.clear()
     step()
-    return max(temporary(e.compiled()) for e in CACHE.entries.values())
+    return max(temporary(c) for e in CACHE.entries.values() for c in e.compiled())
 
 
 def main() -> None:

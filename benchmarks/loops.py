@@ -255,10 +255,10 @@ def seconds_of(step: Callable[[], Any], finish: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def held(compiled: Any) -> int:
-    """Bytes that an executable needs at its peak beside its arguments."""
-    stats = compiled.memory_analysis()
-    return stats.temp_size_in_bytes + stats.output_size_in_bytes
+def held(*stages: Any) -> int:
+    """Bytes that an executable needs at its peak beside its arguments; of one in stages, what they need if none of their results were let go."""
+    stats = [x.memory_analysis() for x in stages]
+    return max(s.temp_size_in_bytes for s in stats) + sum(s.output_size_in_bytes for s in stats)
 
 
 def best(work: Callable[[], Any], times: int) -> float:
@@ -285,7 +285,7 @@ def measure(
     first = {"tapejax": seconds_of(*ours), "twin": seconds_of(*twin), "torch": seconds_of(*theirs)}
     programs = CACHE.compiled - before
     newest = max(CACHE.entries.values(), key=lambda e: e.number)
-    memory = held(newest.compiled()) / max(held(compiled()), 1)
+    memory = held(*newest.compiled()) / max(held(compiled()), 1)
     params, data = [tj.tensor(a, requires_grad=True) for a in loop.params], [tj.tensor(a) for a in loop.data]
     recording = best(lambda: loop.loss(tj, params, *data), 3)
     loss = loop.loss(tj, params, *data)

@@ -28,6 +28,10 @@ recompile_limit: int = _number("TAPEJAX_RECOMPILE_LIMIT", 8)
 #: TAPEJAX_SEGMENT_LIMIT: how many instructions (a loop's body counted once) are compiled as one program; longer ones are cut. 0: never cut.
 segment_limit: int = _number("TAPEJAX_SEGMENT_LIMIT", 2000) or 1 << 62
 
+#: TAPEJAX_GC_FULL: after the first long program, Python's collector looks at the whole heap after so many collections of younger
+#: objects (Python: 10), unless its threshold was changed already; 0: leave it. A long tape makes it look all the time, for nothing.
+gc_full: int = _number("TAPEJAX_GC_FULL", 100)
+
 #: How many shapes and statics are remembered per operation before they are forgotten together.
 kinds_limit: int = 1 << 16
 

@@ -17,6 +17,7 @@ import numpy as np
 from tapejax import dtypes, rng
 from tapejax.errors import refuse
 from tapejax.storage.view import check_writable, lens_of, made_view, refresh, write
+from tapejax.tape.aval import WEAK_INT
 from tapejax.tape.infer import infer
 from tapejax.tape.modes import MODE
 from tapejax.tape.node import NEVER, Kind, Node, leaf, scalar
@@ -229,6 +230,38 @@ def _unary_static(op: Op) -> Callable[[Any, tuple[Any, ...]], Any]:
     return record_unary_static
 
 
+def _positioned(op: Op) -> Callable[[Any, Any, tuple[Any, ...]], Any]:
+    """Record a view at an index: `x[i]`, `x[a:b]`."""
+    kinds = op.kinds
+    new = _new
+
+    def record_positioned(input: Any, index: Any, statics: tuple[Any, ...]) -> Any:
+        mode = MODE.get()
+        if index.__class__ is not int or mode > 1:
+            return call(op, (input, index), statics)
+        try:
+            a = input._alias
+            x = input._node if a is None or a.seen == a.storage.epoch else refresh(input)
+        except AttributeError:
+            return call(op, (input, index), statics)
+        kind = kinds.get(((x.aval, WEAK_INT), statics))
+        if kind is None:
+            return call(op, (input, index), statics)
+        at = scalar(index)
+        oldest = x.oldest
+        node = Node(kind, (x, at), kind.aval, x.requires_grad and mode == 1 and kind.differentiable and True, oldest)
+        if oldest < stale_before():
+            WAITING.stale.append(weakref.ref(node))
+        made = new(Tensor)
+        made._node = node
+        made._alias = None
+        made._meta = None
+        made_view(input, made, lens_of(kind, (at,)))
+        return made
+
+    return record_positioned
+
+
 def _binary(op: Op, absent: int) -> Callable[[Any, Any], Any]:
     """The caller of a two-operand op without statics; `absent` scalars keep their defaults."""
     kinds = op.kinds
@@ -344,7 +377,14 @@ def _generated(op: Op) -> Callable[..., Any]:
     if spread is not None:
         signature.append("**_named")
     name = op.name if op.name.isidentifier() else "f"
-    if [p.role for p in op.params if p.role != "static"] == ["array"] and op.params[0].role == "array" and not op.returns:
+    roles = [p.role for p in op.params if p.role != "static"]
+    if roles == ["array", "array"] and op.is_view and not op.returns:
+        space.update(_short=_positioned(op))
+        view, index = (p.name for p in op.params if p.role != "static")
+        statics = "".join(f"{p.name}, " for p in op.params if p.role == "static")
+        exec(f"def {name}({', '.join(signature)}):\n{prologue}    return _short({view}, {index}, ({statics}))\n", space)
+        return space[name]
+    if roles == ["array"] and op.params[0].role == "array" and not op.returns:
         space.update(_short=_unary_static(op), _kinds=op.kinds)
         statics = "".join(f"{p.name}, " for p in op.params[1:])
         exec(f"def {name}({', '.join(signature)}):\n{prologue}    return _short({op.params[0].name}, ({statics}))\n", space)

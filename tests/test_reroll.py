@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 
@@ -9,13 +10,31 @@ import numpy as np
 import pytest
 
 import tapejax
+from tapejax.engine import staged
 from tapejax.engine.cache import CACHE
 from tapejax.engine.reroll import _known, loops_of
 from tapejax.tape.program import Linear, in_order, pending
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.filterwarnings("ignore::tapejax.debug.RecompileWarning")  # one line checks many programs
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::tapejax.debug.RecompileWarning"),  # one line checks many programs
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),  # torch's own forward mode
+]
+
+
+@pytest.fixture(params=["whole", "staged", "masked"], autouse=True)
+def how(request, monkeypatch):
+    """Loops inside their program; compiled apart for all lengths; and the latter as on a GPU."""
+    CACHE.clear()
+    staged.SEEN.clear()
+    few = 1 << 30 if request.param == "whole" else staged.FEW_ROUNDS // 2
+    monkeypatch.setattr(staged, "MANY_ROUNDS", few)
+    monkeypatch.setattr(staged, "FEW_ROUNDS", few)
+    if request.param == "masked":
+        monkeypatch.setattr(staged, "_platform", lambda args: "gpu")
+    yield request.param
+    CACHE.clear()
 
 
 def program_of(*tensors):
@@ -371,6 +390,62 @@ def test_gradient_inside_the_loop():
         np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-10)
 
 
+def kalman(lib, A, H, q, z):
+    """The negative log-likelihood of a filter, up to constants."""
+    n, m = A.shape[0], H.shape[0]
+    one = lib.eye(n, dtype=lib.float64)
+    x, P, total = lib.zeros(n, dtype=lib.float64), one, 0.0
+    for t in range(z.shape[0]):
+        x, P = A @ x, A @ P @ A.T + q * q * one
+        S = H @ P @ H.T + 0.2 * one[:m, :m]
+        residual = z[t] - H @ x
+        gain = lib.linalg.solve(S, H @ P).T
+        x, P = x + gain @ residual, (one - gain @ H) @ P
+        total = total + residual @ lib.linalg.solve(S, residual) + lib.log(lib.linalg.det(S))
+    return total
+
+
+def test_kalman_filter():
+    case = Case(kalman, (4, 4), (2, 4), (), (40, 2), scale=0.5)
+    case.check(tolerance=1e-7)
+    ((rounds, _),) = loops(kalman(tapejax, *case.leaves(tapejax)))
+    assert rounds >= 36
+
+
+@pytest.mark.parametrize("body", [rnn, kalman])
+def test_forward_mode(body):
+    """One tangent through the loop, and a loop's gradient pushed forward."""
+    shapes = RNN if body is rnn else ((3, 3), (2, 3), (), (30, 2))
+    outcome = []
+    for lib in (tapejax, torch):
+        primals, tangents = (Case(None, *shapes, seed=s).leaves(lib) for s in (0, 1))
+        loss = lambda *p: body(lib, *p).sum()  # noqa: B023, E731
+        value, tangent = lib.func.jvp(loss, tuple(primals), tuple(t.detach() for t in tangents))
+        _, (curved,) = lib.func.jvp(lambda W: (lib.func.grad(loss)(W, *primals[1:]),), (primals[0],), (tangents[0].detach(),))  # noqa: B023
+        with lib.autograd.forward_ad.dual_level():
+            dual = lib.autograd.forward_ad.make_dual(primals[0].detach(), tangents[0].detach())
+            pushed = lib.autograd.forward_ad.unpack_dual(loss(dual, *primals[1:])).tangent
+        outcome.append([x.detach().numpy() for x in (value, tangent, curved, pushed)])
+    for mine, theirs in zip(*outcome, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("body", [rnn, kalman])
+def test_batched_and_per_sample_gradients(body):
+    outcome = []
+    for lib in (tapejax, torch):
+        leaves = Case(None, *(RNN if body is rnn else ((3, 3), (2, 3), (), (30, 2)))).leaves(lib)
+        made = body(lib, *leaves).reshape(-1)
+        seeds = lib.eye(made.numel(), dtype=lib.float64)
+        batched = lib.autograd.grad(made, leaves, seeds, is_grads_batched=True)
+        data = Case(None, (3, *leaves[3].shape), seed=2).leaves(lib)[0].detach()
+        one = lambda W, x: body(lib, W, *leaves[1:3], x).sum()  # noqa: B023, E731
+        each = lib.func.vmap(lib.func.grad(one), (None, 0))(leaves[0].detach(), data)
+        outcome.append([x.detach().numpy() for x in (*batched, each)])
+    for mine, theirs in zip(*outcome, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-7, atol=1e-9)
+
+
 def test_gradient_at_an_inner_value_and_with_retained_graph():
     outcome = []
     for lib in (tapejax, torch):
@@ -516,3 +591,95 @@ def test_random_loops(seed):
         return total
 
     Case(body, (rounds, 3), *[(3,)] * n_leaves, seed=seed).check()
+
+
+# ---------------------------------------------------------------- one loop for all lengths
+
+
+def lengths(*rounds, keep=False):
+    """Train on sequences of these lengths; per length, the rolls that exist after it."""
+    W, U, b, _ = Case(None, *RNN).leaves(tapejax, fixed=(3,))
+    held = []
+    for n in rounds:
+        x = Case(None, (n, 2, 3)).leaves(tapejax, fixed=(0,))[0]
+        for p in (W, U, b):
+            p.grad = None
+        h = rnn(tapejax, W, U, b, x)
+        (h**2).sum().backward()
+        held.append({*staged.ROLLS})
+    return held
+
+
+def test_another_length_compiles_no_loop_again(how):
+    if how == "whole":
+        pytest.skip("loops are part of their program")
+    first, *others = lengths(41, 42, 48, 44)
+    assert len(first) == 2, "forward and backward"
+    assert all(found == first for found in others)
+    assert len(lengths(41, 49)[1]) == 4, "beyond the capacity of 48"
+
+
+def test_short_loops_are_shared_once_a_second_length_was_seen(how, monkeypatch):
+    monkeypatch.setattr(staged, "FEW_ROUNDS", 16)
+    monkeypatch.setattr(staged, "MANY_ROUNDS", 256)
+    assert [len(found) for found in lengths(20, 20, 21, 22, 23)] == [0, 0, 2, 2, 2]
+
+
+def test_a_roll_lives_as_long_as_a_program_that_has_it(how):
+    lengths(40)
+    CACHE.clear()
+    gc.collect()
+    assert len(staged.ROLLS) == 0
+
+
+def test_equal_bodies_meet_and_others_do_not(how):
+    """Constants, literals, direction and what is read of a loop tell bodies apart."""
+
+    def run(factor, keep):
+        h, states = tapejax.ones(3, dtype=tapejax.float64), []
+        for _ in range(40):
+            h = tapejax.tanh(tapejax.clamp(h, max=factor) * 1.5)
+            states.append(h)
+        return tapejax.stack(states).sum().item() if keep else h.sum().item()
+
+    expected = {}
+    for factor in (0.25, 0.5):
+        h = np.ones(3)
+        total = 0.0
+        for _ in range(40):
+            h = np.tanh(np.minimum(h, factor) * 1.5)
+            total += h.sum()
+        expected[factor] = (h.sum(), total)
+    for factor in (0.25, 0.5):
+        for keep in (False, True):
+            assert run(factor, keep) == pytest.approx(expected[factor][keep])
+
+
+def test_a_staged_program_inside_a_jax_transform():
+    """There it is one differentiable function."""
+    import jax
+
+    def loss(w):
+        h = w
+        for _ in range(40):
+            h = tapejax.tanh(h * 0.9 + 0.1)
+        return h.sum()
+
+    pure = tapejax.interop.to_jax(loss)
+    w = np.linspace(-1, 1, 3)
+    with jax.enable_x64(True):
+        outside = pure(w)
+        np.testing.assert_allclose(jax.jit(pure)(w), outside)
+        slope = jax.grad(lambda w: pure(w) * 2.0)(w)
+    x = tapejax.tensor(w, requires_grad=True)
+    (loss(x) * 2.0).backward()
+    np.testing.assert_allclose(slope, x.grad.numpy())
+
+
+def test_staged_programs_let_go_of_what_was_read(how):
+    """Between its launches a program holds only what a later one reads."""
+    lengths(40)
+    for program in CACHE.entries.values():
+        if isinstance(program.call, staged.Staged):
+            dropped = [i for stage in program.call.stages for i in stage.last]
+            assert len(dropped) == len(set(dropped)) and dropped

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,9 @@ import pytest
 import tapejax as tj
 import tapejax.nn.functional as F
 from oracle import compiled
+from tapejax import config
+from tapejax.autograd import walk
+from tapejax.autograd.walk import explore
 
 
 def params(*shapes: tuple[int, ...]) -> list[Any]:
@@ -206,3 +211,41 @@ def test_one_launch_per_plain_step():
     for i in range(5):
         plain(i, ps)
     assert CACHE.launches - before == 5
+
+
+def test_a_gradient_inside_a_loop_walks_its_own_round_only(monkeypatch):
+    """As torch does, a walk stops at the oldest target; walking to the first round each time would make the loop quadratic."""
+    walked = []
+
+    def counting(*args: Any) -> Any:
+        found = explore(*args)
+        walked.append(len(found.region))
+        return found
+
+    monkeypatch.setattr(sys.modules["tapejax.autograd.backward"], "explore", counting)
+    assert walk.floor_of([], True) == 0
+    w = tj.tensor([0.5, 1.0], requires_grad=True)
+    for _ in range(10):
+        (g,) = tj.autograd.grad((w * w).sin().sum(), w, create_graph=True)
+        w = w - 0.1 * g
+    assert len(set(walked[1:])) == 1, walked
+    w.sum().backward()
+
+
+def test_a_long_program_makes_the_collector_look_at_everything_less_often():
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 10, 10)
+        for n, expected in ((50, (700, 10, 10)), (2100, (700, 10, config.gc_full))):
+            x = tj.ones(3)
+            for _ in range(n):
+                x = x * 0.5
+            x.sum().item()
+            assert gc.get_threshold() == expected
+        gc.set_threshold(700, 10, 50)  # somebody chose that
+        for _ in range(2200):
+            x = x * 0.5
+        x.sum().item()
+        assert gc.get_threshold() == (700, 10, 50)
+    finally:
+        gc.set_threshold(*before)

@@ -196,6 +196,62 @@ def test_grad_frees_as_backward_does(tl):
         y.backward()
 
 
+@pytest.mark.parametrize("early", ["", "loss", "inner"])
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_a_gradient_at_an_inner_value_freed_is_refused_further_down(tl, early, beside):
+    """The way from the loss to the leaf leads through what was freed: there is no gradient to be had, which is not the same as none."""
+    x, y, other = leaf(tl, [1.0, 2.0]), leaf(tl, [1.0, 2.0]), leaf(tl, [1.0, 2.0])
+    a = (x * x).exp()
+    b = a * a
+    loss = (b * b).exp()
+    if beside:
+        loss = loss * (y * y)
+    loss = loss.sum()
+    if early == "loss":
+        loss.item()
+    elif early == "inner":
+        a.sum().item()
+    tl.autograd.grad(loss, b)
+    for target in (x, a, *((y,) if beside else ())):
+        with pytest.raises(RuntimeError, match=SECOND):
+            tl.autograd.grad(loss, target, allow_unused=True)
+    assert tl.autograd.grad(loss, other, allow_unused=True) == (None,)
+    b.sum().backward()
+    assert x.grad is not None, "nothing below the inner value was freed"
+
+
+@pytest.mark.parametrize("last", ["tanh", "square", "exp", "view"])
+@pytest.mark.parametrize("seen", ["", "loss", "inner", "hook", "retained"])
+@pytest.mark.parametrize("with_leaf", [False, True])
+def test_backward_in_two_halves(tl, last, seen, with_leaf):
+    """A gradient taken at an inner value does not run, nor free, the operation that made the value: backward goes on from there."""
+    x, w = leaf(tl, [0.3, 0.7]), leaf(tl, [0.5, 0.2])
+    h = {"tanh": lambda h: h.tanh(), "square": lambda h: h * h, "exp": lambda h: h.exp(), "view": lambda h: (h * h).view(2, 1)}[last](x * w)
+    loss = (h * h).exp().sum() * w.sum()
+    if seen == "loss":
+        loss.item()
+    elif seen == "inner":
+        h.sum().item()
+    elif seen == "hook":
+        h.register_hook(lambda g: g * 2)
+    elif seen == "retained":
+        h.retain_grad()
+    g, *rest = tl.autograd.grad(loss, [h, w] if with_leaf else [h])
+    if with_leaf:  # the way to it leads through h's operation, which ran
+        assert len(rest) == 1
+        with pytest.raises(RuntimeError, match=SECOND):
+            h.backward(g)
+        return
+    h.backward(g)
+    u = leaf(tl, [0.3, 0.7])
+    v = leaf(tl, [0.5, 0.2])
+    k = {"tanh": lambda h: h.tanh(), "square": lambda h: h * h, "exp": lambda h: h.exp(), "view": lambda h: (h * h).view(2, 1)}[last](u * v)
+    ((k * k).exp().sum() * v.detach().sum()).backward()
+    factor = 4.0 if seen == "hook" else 1.0
+    assert near(x.grad, [factor * a for a in numbers(u.grad)])
+    assert near(w.grad, [factor * a for a in numbers(v.grad)])
+
+
 def test_a_freed_path_beside_an_open_one_is_not_dropped(tl):
     x = leaf(tl, 2.0)
     h = x.exp()
@@ -669,6 +725,14 @@ def test_increment_version_counts_a_write_that_nobody_saw(tl):
     assert a._version == 1
     with pytest.raises(RuntimeError, match=MODIFIED):
         y.sum().backward()
+
+
+def test_what_is_recorded_after_increment_version_reads_the_new_version(tl):
+    x = leaf(tl, [1.0, 2.0])
+    a = x * 2
+    tl.autograd.graph.increment_version([a])
+    (a * a).sum().backward()
+    assert x.grad.tolist() == [8.0, 16.0]
 
 
 def test_a_clone_starts_at_zero(tl):

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tapejax import config
-from tapejax.autograd.checks import free, needed_nodes, saved_check, was_moved
+from tapejax.autograd.checks import check_saved, free, needed_nodes
 from tapejax.autograd.freed import FreedRun
 from tapejax.autograd.gradients import deposit
-from tapejax.autograd.graph_task import GraphTask, Target, running_tasks
-from tapejax.autograd.walk import Walk, explore
+from tapejax.autograd.graph_task import GraphTask, running_tasks
+from tapejax.autograd.walk import Target, Walk, explore
 from tapejax.engine.derive import Pull
 from tapejax.engine.execute import donatable, run
 from tapejax.engine.materialise import _with, finish, force, outputs_of, recipes_kept, refuse_arguments
@@ -76,7 +76,7 @@ def _run(roots: Any, seeds: Any, targets: Any, accumulate: bool, retain: bool, c
     walk = None
     keeps_residuals = retain and not create  # then the forward runs first
     if modes.MODE.get() & ~modes.EXPLAIN <= modes.GRAD and not (keeps_residuals or modes.tracing()):
-        walk = explore(roots, targets is None, create)
+        walk = explore(roots, targets, retain, create)
         if walk is not None and walk.plain and not (create or batched):
             done = _one_program(walk, roots, seeds, targets, accumulate)
             if done is TOO_LONG:  # forward in segments that keep residuals
@@ -97,6 +97,8 @@ def _one_program(
 ) -> list[Any] | None:
     """The everyday backward; None when it is not one."""
     region, variables, outside = walk.region, walk.variables, walk.outside
+    runs = region  # the nodes whose backward runs, and which are freed
+    freed_run = None  # where the graph led; the key tells it, where all of the graph is in it
     read: dict[Any, Node] = {}  # where each wanted gradient is read off
     for v in sorted(variables, key=lambda v: v.seq):
         if read.setdefault(v.note, v) is not v:
@@ -110,12 +112,12 @@ def _one_program(
             return [None] * len(targets)
         keep = needed_nodes(region, {read[k] for k in sinks})
         dropped = [n for n in region if n not in keep]  # their gradient is not wanted, their values may be
-        outside += [n for n in dropped if n.value is None]
+        if dropped:
+            freed_run = FreedRun.of_nodes(dict.fromkeys(region, ()))
+            outside += [n for n in dropped if n.value is None]
         region = {n: True for n in region if n in keep}
-
-    for n in region:
-        if was_moved(n):
-            saved_check(n)
+        runs = {n: True for n in region if n not in sinks or any(x in keep for x in n.inputs)}  # the others only pass a gradient out
+    check_saved(runs)
 
     into: list[Node | None] = []
     for sink in sinks.values():
@@ -129,7 +131,7 @@ def _one_program(
     found = pending(starts, found)
     starts.clear()  # a reference from here would make these values look wanted, and they would be returned
     outside.clear()
-    n = dropped = None  # type: ignore[assignment]
+    dropped = None  # type: ignore[assignment]
     also = waiting.take()
     try:
         if also:
@@ -147,7 +149,7 @@ def _one_program(
             tuple(linear.slot_of(read[k]) for k in sinks),
             tuple(None if o is None else linear.slot_of(o) for o in into),
         )
-        freed = {n for n in region if n.kind.saves}
+        freed = {n for n in runs if n.kind.saves}
         results = [*(order[i].aval for i in held), *(read[k].aval for k in sinks)]
         donate = donatable(linear, recipes_kept(linear, held, freed), results)
         ran = run(linear, ("pull", tuple(held), request), donate)
@@ -159,20 +161,18 @@ def _one_program(
         waiting.WAITING.stale += [waiting.weakref.ref(n) for n in also]
         raise
     made = {k: leaf(g, read[k].aval) for k, g in zip(sinks, gradients, strict=True)}
+    if freed_run is None:
+        freed_run = FreedRun.of_program(linear, variables)
     try:
-        _deliver(linear, held, keep_values, region, variables, sinks if accumulate else {}, made)
+        _deliver(linear, held, keep_values, runs, freed_run, sinks if accumulate else {}, made)
     except BaseException:  # an interrupt: every step can be repeated, so finish before passing it on
-        _deliver(linear, held, keep_values, region, variables, sinks if accumulate else {}, made)
+        _deliver(linear, held, keep_values, runs, freed_run, sinks if accumulate else {}, made)
         raise
     return [] if targets is None else [wrap(made[t.key]) if t.key in made else None for t in targets]
 
 
-def _deliver(
-    linear: Linear, held: Any, values: Any, region: Any, variables: Any, sinks: dict[Any, Meta], made: dict[Any, Node]
-) -> None:
+def _deliver(linear: Linear, held: Any, values: Any, runs: Any, freed_run: FreedRun, sinks: dict[Any, Meta], made: dict[Any, Node]) -> None:
     finish(linear, held, values)
     for key, sink in sinks.items():
         deposit(sink, made[key])
-    run = FreedRun.of_program(linear, variables)
-    for n in region:
-        free(n, run)
+    free(runs, freed_run)

@@ -7,22 +7,27 @@ from collections.abc import Iterable, Sequence
 from tapejax.autograd.freed import FreedRun
 from tapejax.autograd.pull import PULL
 from tapejax.errors import refuse
+from tapejax.storage.cell import Counter
 from tapejax.tape.node import VAR, Node
 from tapejax.tape.record import PICK
 from tapejax.tensor import grad_fn_name
 
 
-def free(node: Node, run: FreedRun) -> None:
-    """Forget what the node's backward would need; a node that saved nothing can be walked again."""
-    if node.kind is not VAR and node.kind.saves:
-        node.inputs = None
-        node.freed = run
-    note = node.note
-    if note is not None and node.kind is not VAR:
-        note.block = None
-        note.saved = None
-        if note.cut is not None:
-            note.cut.release()
+def free(nodes: Iterable[Node], run: FreedRun) -> None:
+    """Forget what the nodes' backward would need; one that saved nothing can be walked again."""
+    for node in nodes:
+        kind = node.kind
+        if kind is VAR:
+            continue
+        if kind.saves:
+            node.inputs = None
+            node.freed = run
+        note = node.note
+        if note is not None:
+            note.block = None
+            note.saved = None
+            if note.cut is not None:
+                note.cut.release()
 
 
 def freed_error(node: Node) -> Exception:
@@ -44,6 +49,14 @@ def saves_of(node: Node) -> set[str]:
         if x.requires_grad:
             names.update(kind.saves.get(name, ()))
     return names
+
+
+def check_saved(nodes: Sequence[Node] | dict[Node, bool]) -> None:
+    """Raise if a value that the backward of one of the nodes needs was written in place since it was recorded."""
+    if nodes and Counter.last_move > min([n.seq for n in nodes]):
+        for n in nodes:
+            if was_moved(n):
+                saved_check(n)
 
 
 def was_moved(node: Node) -> bool:

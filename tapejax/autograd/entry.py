@@ -9,7 +9,7 @@ from typing import Any
 from tapejax.autograd.backward import run_backward
 from tapejax.autograd.gradients import warn_create_graph
 from tapejax.autograd.graph import GradientEdge, node_of_edge
-from tapejax.autograd.graph_task import Target
+from tapejax.autograd.walk import Target
 from tapejax.dispatch import CAST
 from tapejax.errors import refuse
 from tapejax.storage.view import history_of

@@ -43,12 +43,13 @@ class FreedRun:
 
     @classmethod
     def of_nodes(cls, below: dict[Node, Any]) -> FreedRun:
-        """A careful backward's graph: node -> the nodes its gradient went to."""
+        """Any graph: node -> the nodes its gradient went to, beside its inputs."""
         leaves: dict[int, weakref.ref[Meta]] = {}
         links: dict[int, tuple[int, ...]] = {}
         for n, xs in below.items():
             own = n.kind is not VAR and n.inputs and (n.note is None or n.note.cut is None)
-            onward = [x for x in n.inputs if x.requires_grad] if own else xs  # a region with residuals knows only its ends
+            onward = [x for x in n.inputs if x.requires_grad] if own else []
+            onward += xs  # a region with residuals knows only its ends
             links[n.seq] = tuple(x.seq for x in onward)
             leaves.update((x.seq, weakref.ref(x.note)) for x in (n, *onward) if x.kind is VAR)
         return cls(leaves, None, (), links)

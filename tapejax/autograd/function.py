@@ -491,7 +491,7 @@ def _rewrite_dirty(tensor: Tensor, node: Node) -> None:
     alias = alias_of(tensor)
     version = alias.storage.counter.version
     write(tensor, node)
-    alias.storage.counter.version = max(version, 1)
+    alias.storage.counter.move(max(version, 1))
     current = tensor.node
     current.home = (alias.storage.counter, alias.storage.counter.version)
 

@@ -20,11 +20,13 @@ from tapejax.autograd.saved import (
     saved_tensors_hooks,
 )
 from tapejax.errors import refuse
-from tapejax.storage.view import alias_of, history_of
+from tapejax.storage.view import history_of, same_value, write
+from tapejax.tape import modes
 from tapejax.tape import node as tape
 from tapejax.tape.node import SCALAR, VAR
 from tapejax.tape.note import note_of
 from tapejax.tape.op import composite
+from tapejax.tape.record import record
 from tapejax.tensor import Tensor, grad_fn_name, wrap
 
 
@@ -196,8 +198,12 @@ def node_of_edge(edge: GradientEdge) -> tape.Node:
 
 def increment_version(tensor: Any) -> None:
     """Count a write to `tensor` that autograd could not see."""
-    for t in tensor if isinstance(tensor, (list, tuple)) else (tensor,):
-        alias_of(t).storage.counter.version += 1
+    before = modes.switch(modes.GRAD, False)
+    try:
+        for t in tensor if isinstance(tensor, (list, tuple)) else (tensor,):
+            write(t, record(same_value, (1,), (), (t.node,)))  # what is recorded from now on reads the new version
+    finally:
+        modes.MODE.set(before)
 
 
 __all__ = [

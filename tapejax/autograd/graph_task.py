@@ -12,16 +12,16 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tapejax import config
 from tapejax.autograd import anomaly
-from tapejax.autograd.checks import edges, edges_or_none, free, freed_error, needed_nodes, saved_check, was_moved
+from tapejax.autograd.checks import check_saved, edges, edges_or_none, free, freed_error, needed_nodes, saved_check
 from tapejax.autograd.course import COURSES, MANY_COURSES, Arrival, Course
 from tapejax.autograd.freed import FreedRun
 from tapejax.autograd.gradients import add, checked_hook_result, deposit, ones_seed, sum_of, zeros_seed
 from tapejax.autograd.pull import PULL, PullPlan, is_pulled, pull_block, reached_inputs
-from tapejax.autograd.walk import Walk
+from tapejax.autograd.walk import Target, Walk, floor_of
 from tapejax.engine import derive
 from tapejax.engine.cache import CACHE
 from tapejax.engine.materialise import Block, force, force_onward
@@ -34,13 +34,6 @@ from tapejax.tape.note import Meta
 from tapejax.tape.program import Linear, Program, in_order, pending
 from tapejax.tape.record import PICK, pick, record, record_kind
 from tapejax.tensor import wrap
-
-
-class Target(NamedTuple):
-    """Whose gradient is wanted: `key` is a leaf's Meta or a non-leaf's node, `sink` where `backward(inputs=)` puts it."""
-
-    key: Meta | Node
-    sink: Meta
 
 
 def _has_python(node: Node) -> bool:
@@ -190,9 +183,7 @@ class GraphTask:
         if frees:
             if self.create:  # what the gradients still wait for is about to be forgotten
                 force([g for g in (*results, *self._deposited) if g is not None])
-            for n in executed:
-                if (alive := n()) is not None:
-                    free(alive, freed_run)
+            free([alive for n in executed if (alive := n()) is not None], freed_run)
         return [None if g is None else wrap(g) for g in results]
 
     def _forget(self) -> None:
@@ -227,6 +218,7 @@ class GraphTask:
     def _plan(self) -> None:
         reached: dict[Node, list[Node]] = {r: [] for r in self.gradient}
         stack = list(self.gradient)
+        oldest = floor_of(self.targets, self.retain)
         while stack:
             n = stack.pop()
             if n.kind is VAR or (n.inputs is None and (n.note is None or n.note.cut is None)):
@@ -241,7 +233,7 @@ class GraphTask:
             else:
                 reached[n] = below
             for x in below:
-                if x not in reached:
+                if x not in reached and x.seq >= oldest:
                     reached[x] = []
                     stack.append(x)
         order = sorted(reached, key=lambda n: n.seq)
@@ -426,8 +418,7 @@ class GraphTask:
             for n in runs:
                 if n.inputs is None:
                     raise freed_error(n)
-                if was_moved(n):
-                    saved_check(n)
+            check_saved(runs)
             if move.kind is not None:
                 given = [nodes[s] for s in move.inputs]
                 given += [gradient[nodes[s]] for s in move.roots]
@@ -531,7 +522,7 @@ class GraphTask:
                         stack.append(x)
                 elif x in self.taking_part:
                     boundary[x] = True
-        stop_at = [n for n in roots if n in self.wanted_nodes and not self._needed_below(n)]
+        stop_at = {n for n in part if n in self.wanted_nodes and not self._needed_below(n)}  # only captured: it neither runs nor is freed
         for n in part:
             if n not in stop_at:
                 saved_check(n)
@@ -674,9 +665,7 @@ class GraphTask:
         return block if all(v.kind is VAR for v in block.wanted) else None
 
     def _pull_whole(self, block: Any) -> None:
-        for n in block.nodes:
-            if was_moved(n):
-                saved_check(n)
+        check_saved(block.nodes)
         metas = self.wanted_metas
         self.taking_part = {v for v in block.wanted if metas is None or v.note in metas}
         gradients = pull_block(block, [self.gradient[self.roots[0]]], self.batch)

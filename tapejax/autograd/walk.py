@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tapejax.autograd.checks import freed_error
 from tapejax.autograd.pull import is_pulled, reached_inputs
 from tapejax.tape.node import VAR, Node
+from tapejax.tape.note import Meta
+
+
+class Target(NamedTuple):
+    """Whose gradient is wanted: `key` is a leaf's Meta or a non-leaf's node, `sink` where `backward(inputs=)` puts it."""
+
+    key: Meta | Node
+    sink: Meta
 
 
 class Walk:
@@ -21,19 +30,27 @@ class Walk:
         self.plain = True  # no hook anywhere
 
 
-def explore(roots: Sequence[Node], everything: bool, create: bool) -> Walk | None:
-    """Walk down from `roots`; None for a graph whose course only running it tells.
+def floor_of(targets: Sequence[Target] | None, retain: bool) -> int:
+    """The sequence number below which no node leads to a target; 0 if all must be walked: a graph that is freed notes where it led."""
+    if not targets or not retain:
+        return 0
+    return min([t.key.seq if isinstance(t.key, Node) else 0 for t in targets])
+
+
+def explore(roots: Sequence[Node], targets: Sequence[Target] | None, retain: bool, create: bool) -> Walk | None:
+    """Walk down from `roots` to the oldest target; None for a graph whose course only running it tells.
 
     Such are custom Functions, values kept by somebody else, hooks of graph nodes, residuals of an early forward (unless the
-    gradients are to be differentiated: `create`), and freed parts. With `everything` (no targets) a freed part is refused here.
+    gradients are to be differentiated: `create`), and freed parts. Without targets a freed part is refused here.
     """
     walk = Walk()
+    floor = floor_of(targets, retain)
     region, variables, outside = walk.region, walk.variables, walk.outside
     stack: list[Node] = []
     inputs: Sequence[Node] = roots
     while True:
         for x in inputs:
-            if x.requires_grad:
+            if x.requires_grad and x.seq >= floor:
                 if x.kind is VAR:
                     if x not in variables:
                         variables[x] = True
@@ -55,7 +72,7 @@ def explore(roots: Sequence[Node], everything: bool, create: bool) -> Walk | Non
                 walk.plain = False
         inputs = n.inputs
         if inputs is None:
-            if everything and walk.plain:
+            if targets is None and walk.plain:
                 raise freed_error(n)
             return None
         if is_pulled(n):  # follow only what this gradient depends on

@@ -24,8 +24,7 @@ class Printer:
         if self.level > 1:
             lines += ["    " + x for x in program_text(c.made.program, c.made.request[1]).splitlines()]
         if self.level > 2:
-            compiled = c.made.compiled()
-            lines += ["    " + x for x in ("" if compiled is None else compiled.as_text()).splitlines()]
+            lines += ["    " + x for part in c.made.compiled() for x in part.as_text().splitlines()]
         print("\n".join(lines), file=self.file or sys.stderr, flush=True)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from tapejax import config
+from tapejax.engine.staged import Staged, staged
 from tapejax.tape.program import Program
 
 #: What XLA's host code and its bookkeeping take (measured: the resident set grows by 2 to 3 MB a program, little of it per instruction).
@@ -37,12 +38,12 @@ class Executable:
         self.seconds = 0.0  # tracing, compiling and the first launch
         self.specs: Any = None  # shapes and dtypes of the arguments it was first called with
 
-    def compiled(self) -> Any:
-        """JAX's view of the executable (`as_text`, `memory_analysis`), for reading only. None inside another trace."""
+    def compiled(self) -> list[Any]:
+        """JAX's view of the executable (`as_text`, `memory_analysis`) or of those of its stages, for reading only. None of it inside another trace."""
         if self.specs is None:
-            return None
+            return []
         with jax.enable_x64(True):
-            return self.call.lower(*self.specs).compile()
+            return self.call.compiled(self.specs) if isinstance(self.call, Staged) else [self.call.lower(*self.specs).compile()]
 
 
 #: Called with (executable, linear) before a new program compiles; may raise: nothing has run yet.
@@ -121,11 +122,13 @@ def first_call(made: Executable, linear: Any) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         made.specs = _specs(args)
         started = time.perf_counter()
+        if made.specs is not None:
+            made.call = staged(made.call, args) or made.call  # in stages, if it has long loops
         result = made.call(*args)
         made.seconds = time.perf_counter() - started
         CACHE.seconds += made.seconds
-        if made.specs is not None and jax.default_backend() != "cpu":  # there the code's size is known
-            stats = made.compiled().memory_analysis()
+        if made.specs is not None and jax.default_backend() != "cpu" and not isinstance(made.call, Staged):  # there the code's size is known
+            stats = made.compiled()[0].memory_analysis()
             if stats is not None:
                 CACHE.weigh(made, made.nbytes + stats.generated_code_size_in_bytes)
         for watch in AFTER_COMPILE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Sequence
 from sys import getrefcount
 from typing import Any
@@ -146,8 +147,21 @@ def _leaf_references() -> int:
 _LEAF_REFERENCES = _leaf_references()
 
 
+#: From so many instructions on a program is long: what its tape allocates makes Python look for cycles in the whole heap every few steps.
+LONG = 2000
+
+
+def _pace_collector() -> None:
+    """Have Python search its whole heap for cycles less often: a tape is freed by reference counts, and has none."""
+    young, middle, full = gc.get_threshold()
+    if 0 < full <= 10 < config.gc_full:
+        gc.set_threshold(young, middle, config.gc_full)
+
+
 def _build(key: Any, program: Program, request: Any, donate: tuple[int, ...]) -> Executable:
     """Trace and compile lazily (on the first call): request is `(mode, outputs, ...)` with mode a name in `derive`."""
+    if len(program.instructions) > LONG:
+        _pace_collector()
     facts: dict[str, Any] = {}
     mode, outputs, *rest = request
     chosen = set(donate)

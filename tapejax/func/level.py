@@ -12,8 +12,8 @@ from typing import Any
 
 from tapejax.autograd.backward import run_backward
 from tapejax.autograd.batch import running
-from tapejax.autograd.graph_task import Target
 from tapejax.autograd.lifted import Lifted, lifted, lower, lowered
+from tapejax.autograd.walk import Target
 from tapejax.errors import refuse
 from tapejax.tape import modes
 from tapejax.tape.node import NEVER, Node

@@ -275,8 +275,8 @@ def getitem(self: Any, index: Any) -> Any:
 
 
 def _common_form(self: Any, shape: tuple[int, ...], index: Any) -> Any:
-    """Return what `x[i]`, `x[a:b]`, `x[:, i]` and `x[..., i]` select without taking the index apart; None for
-    others.
+    """Return what `x[i]`, `x[a:b]` and, after `:` or `...`, the same in the second or last dimension select without taking the index
+    apart; None for others.
     """
     kind = type(index)
     if kind is int:
@@ -286,11 +286,17 @@ def _common_form(self: Any, shape: tuple[int, ...], index: Any) -> Any:
             first, last, _ = index.indices(shape[0])
             if first < last and last - first < shape[0]:
                 return narrow_dynamic(self, first, 0, last - first)
-    elif kind is tuple and len(index) == 2 and type(index[1]) is int:
-        lead = index[0]
-        if lead is Ellipsis or (type(lead) is slice and lead == _WHOLE and len(shape) > 1):
+    elif kind is tuple and len(index) == 2:
+        lead, part = index
+        kind = type(part)
+        if (kind is int or kind is slice) and (lead is Ellipsis or (type(lead) is slice and lead == _WHOLE and len(shape) > 1)):
             at = len(shape) - 1 if lead is Ellipsis else 1
-            return select_(self, checked_index("getitem", index[1], at, shape[at]), at)
+            if kind is int:
+                return select_(self, checked_index("getitem", part, at, shape[at]), at)
+            if type(part.start) is int and type(part.stop) is int and part.step is None:
+                first, last, _ = part.indices(shape[at])
+                if first < last and last - first < shape[at]:
+                    return narrow_dynamic(self, first, at, last - first)
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from tapejax.tape.node import Node
+from tapejax.tape.node import Node, next_seq
 from tapejax.tape.waiting import WAITING
 
 
@@ -14,8 +14,16 @@ class Counter:
 
     __slots__ = ("version",)
 
+    #: The sequence number at which any counter moved last: nodes recorded since read nothing that was written later.
+    last_move = 0
+
     def __init__(self) -> None:
         self.version = 0
+
+    def move(self, version: int | None = None) -> None:
+        """Count one write (or take over a count)."""
+        self.version = self.version + 1 if version is None else version
+        Counter.last_move = max(Counter.last_move, next_seq())
 
 
 class Storage:
@@ -53,7 +61,7 @@ class Storage:
         self.head = head
         self.epoch += 1
         if counted:
-            self.counter.version += 1
+            self.counter.move()
         head.home = (self.counter, self.counter.version)
         if not self.waiting and head.value is None:
             self.waiting = True
