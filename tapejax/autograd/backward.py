@@ -74,10 +74,10 @@ def _on_a_new_stack(how: tuple[Any, ...]) -> list[Any]:
 
 def _run(roots: Any, seeds: Any, targets: Any, accumulate: bool, retain: bool, create: bool, batched: bool) -> list[Any]:
     walk = None
-    keeps_residuals = retain and not create  # then the forward runs first
-    if modes.MODE.get() & ~modes.EXPLAIN <= modes.GRAD and not (keeps_residuals or modes.tracing()):
+    lazy = create or modes.tracing()  # nothing runs now: the gradients are differentiated, or no numbers yet
+    if modes.MODE.get() & ~modes.EXPLAIN <= modes.GRAD and (lazy or not retain):  # a kept graph keeps residuals: its forward runs first
         walk = explore(roots, targets, retain, create)
-        if walk is not None and walk.plain and not (create or batched):
+        if walk is not None and walk.plain and not (lazy or batched):
             done = _one_program(walk, roots, seeds, targets, accumulate)
             if done is TOO_LONG:  # forward in segments that keep residuals
                 walk = None

@@ -98,6 +98,7 @@ class GraphTask:
         self.accumulate = accumulate
         self.retain = retain
         self.create = create
+        self.lazy = create or modes.tracing()  # inside vmap the gradients are no numbers yet
         self.batch = seeds[0].aval.shape[0] if batched and seeds and seeds[0] is not None else None
         self.gradient: dict[Node, Node] = {}  # node -> gradient so far
         self.captured: dict[Any, Node] = {}  # target key -> gradient
@@ -140,7 +141,7 @@ class GraphTask:
         before = modes.MODE.get()
         modes.MODE.set(before | modes.GRAD if self.create else before & ~modes.GRAD)
         walk = self.walk
-        lazy = self.create or modes.tracing()  # inside vmap the gradients are no numbers yet
+        lazy = self.lazy
         _running.tasks.append(self)
         try:
             if self.retain and not lazy:
@@ -369,7 +370,7 @@ class GraphTask:
     def _sweep_again(self, walk: Walk) -> None:
         """Plan and sweep, or do what a graph with the same key did."""
         watched = [n for n in walk.region if n.note is not None or n in self.wanted_nodes]
-        if not self.create:  # all that will run, so that it is numbered once
+        if not self.lazy:  # all that will run, so that it is numbered once
             pending([*walk.outside, *walk.variables, *self.gradient.values()], walk.region)
         linear = Linear(in_order(walk.region))
         slot = linear.slot_of
@@ -401,7 +402,7 @@ class GraphTask:
         self.course = None
         walk.variables.clear()
         walk.outside.clear()
-        if self.create:
+        if self.lazy:
             walk.region.clear()
         else:
             self.linear = linear
