@@ -25,8 +25,9 @@ cache_dir: str = os.environ.get("TAPEJAX_CACHE_DIR", "")
 #: TAPEJAX_RECOMPILE_LIMIT: how many programs of one kind a line in a loop may compile before it is warned about; 0: never warn.
 recompile_limit: int = _number("TAPEJAX_RECOMPILE_LIMIT", 8)
 
-#: TAPEJAX_SEGMENT_LIMIT: how many instructions (a loop's body counted once) are compiled as one program; longer ones are cut. 0: never cut.
-segment_limit: int = _number("TAPEJAX_SEGMENT_LIMIT", 2000) or 1 << 62
+#: TAPEJAX_SEGMENT_LIMIT: into pieces of how many equations a traced program is cut that has more than twice as many (a loop's body counted
+#: once; an operation and its gradient make some four). 0: never cut.
+segment_limit: int = _number("TAPEJAX_SEGMENT_LIMIT", 4000) or 1 << 62
 
 #: TAPEJAX_GC_FULL: after the first long program, Python's collector looks at the whole heap after so many collections of younger
 #: objects (Python: 10), unless its threshold was changed already; 0: leave it. A long tape makes it look all the time, for nothing.

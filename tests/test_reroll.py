@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tapejax
-from tapejax.engine import staged
+from tapejax.engine import parts, stages
 from tapejax.engine.cache import CACHE
 from tapejax.engine.reroll import _known, loops_of
 from tapejax.tape.program import Linear, in_order, pending
@@ -27,12 +27,12 @@ pytestmark = [
 def how(request, monkeypatch):
     """Loops inside their program; compiled apart for all lengths; and the latter as on a GPU."""
     CACHE.clear()
-    staged.SEEN.clear()
-    few = 1 << 30 if request.param == "whole" else staged.FEW_ROUNDS // 2
-    monkeypatch.setattr(staged, "MANY_ROUNDS", few)
-    monkeypatch.setattr(staged, "FEW_ROUNDS", few)
+    parts.SEEN.clear()
+    few = 1 << 30 if request.param == "whole" else parts.FEW_ROUNDS // 2
+    monkeypatch.setattr(parts, "MANY_ROUNDS", few)
+    monkeypatch.setattr(parts, "FEW_ROUNDS", few)
     if request.param == "masked":
-        monkeypatch.setattr(staged, "_platform", lambda args: "gpu")
+        monkeypatch.setattr(stages, "_platform", lambda args: "gpu")
     yield request.param
     CACHE.clear()
 
@@ -606,7 +606,7 @@ def lengths(*rounds, keep=False):
             p.grad = None
         h = rnn(tapejax, W, U, b, x)
         (h**2).sum().backward()
-        held.append({*staged.ROLLS})
+        held.append({part for part in parts.PARTS.values() if part.call.__name__ == "roll"})
     return held
 
 
@@ -620,8 +620,8 @@ def test_another_length_compiles_no_loop_again(how):
 
 
 def test_short_loops_are_shared_once_a_second_length_was_seen(how, monkeypatch):
-    monkeypatch.setattr(staged, "FEW_ROUNDS", 16)
-    monkeypatch.setattr(staged, "MANY_ROUNDS", 256)
+    monkeypatch.setattr(parts, "FEW_ROUNDS", 16)
+    monkeypatch.setattr(parts, "MANY_ROUNDS", 256)
     assert [len(found) for found in lengths(20, 20, 21, 22, 23)] == [0, 0, 2, 2, 2]
 
 
@@ -629,7 +629,7 @@ def test_a_roll_lives_as_long_as_a_program_that_has_it(how):
     lengths(40)
     CACHE.clear()
     gc.collect()
-    assert len(staged.ROLLS) == 0
+    assert len(parts.PARTS) == 0
 
 
 def test_equal_bodies_meet_and_others_do_not(how):
@@ -680,6 +680,6 @@ def test_staged_programs_let_go_of_what_was_read(how):
     """Between its launches a program holds only what a later one reads."""
     lengths(40)
     for program in CACHE.entries.values():
-        if isinstance(program.call, staged.Staged):
+        if isinstance(program.call, stages.Staged):
             dropped = [i for stage in program.call.stages for i in stage.last]
             assert len(dropped) == len(set(dropped)) and dropped

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from tapejax import config
 from tapejax.autograd.checks import check_saved, free, needed_nodes
 from tapejax.autograd.freed import FreedRun
 from tapejax.autograd.gradients import deposit
@@ -19,9 +18,9 @@ from tapejax.autograd.graph_task import GraphTask, running_tasks
 from tapejax.autograd.walk import Target, Walk, explore
 from tapejax.engine.derive import Pull
 from tapejax.engine.execute import donatable, run
-from tapejax.engine.materialise import _with, finish, force, outputs_of, recipes_kept, refuse_arguments
+from tapejax.engine.materialise import _with, finish, outputs_of, recipes_kept, refuse_arguments
 from tapejax.tape import modes, waiting
-from tapejax.tape.node import VAR, Node, leaf
+from tapejax.tape.node import Node, leaf
 from tapejax.tape.note import Meta
 from tapejax.tape.program import Linear, by_device, in_order, pending
 from tapejax.tensor import wrap
@@ -79,17 +78,9 @@ def _run(roots: Any, seeds: Any, targets: Any, accumulate: bool, retain: bool, c
         walk = explore(roots, targets, retain, create)
         if walk is not None and walk.plain and not (lazy or batched):
             done = _one_program(walk, roots, seeds, targets, accumulate)
-            if done is TOO_LONG:  # forward in segments that keep residuals
-                walk = None
-                force([r for r in roots if r.kind is not VAR])
-            elif done is not None:
+            if done is not None:
                 return done
-        elif walk is not None and len(walk.region) > config.segment_limit:
-            walk = None
     return GraphTask(roots, seeds, targets, accumulate, retain, create, batched, walk).run()
-
-
-TOO_LONG: list[Any] = []  # what `_one_program` returns for a program that must be cut
 
 
 def _one_program(
@@ -152,11 +143,7 @@ def _one_program(
         freed = {n for n in runs if n.kind.saves}
         results = [*(order[i].aval for i in held), *(read[k].aval for k in sinks)]
         donate = donatable(linear, recipes_kept(linear, held, freed), results)
-        ran = run(linear, ("pull", tuple(held), request), donate)
-        if ran is None:
-            waiting.WAITING.stale += [waiting.weakref.ref(n) for n in also]
-            return TOO_LONG
-        (keep_values, gradients), _ = ran
+        (keep_values, gradients), _ = run(linear, ("pull", tuple(held), request), donate)
     except BaseException:
         waiting.WAITING.stale += [waiting.weakref.ref(n) for n in also]
         raise

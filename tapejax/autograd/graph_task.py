@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tapejax import config
 from tapejax.autograd import anomaly
 from tapejax.autograd.checks import check_saved, edges, edges_or_none, free, freed_error, needed_nodes, saved_check
 from tapejax.autograd.course import COURSES, MANY_COURSES, Arrival, Course
@@ -25,7 +24,6 @@ from tapejax.autograd.walk import Target, Walk, floor_of
 from tapejax.engine import derive
 from tapejax.engine.cache import CACHE
 from tapejax.engine.materialise import Block, force, force_onward
-from tapejax.engine.segment import cuts_of
 from tapejax.errors import refuse
 from tapejax.tape import modes
 from tapejax.tape.aval import NAMED_DEVICES, Aval, aval_of
@@ -154,8 +152,6 @@ class GraphTask:
                 self._sweep_again(walk)
             else:
                 self._plan()
-                if len(self.order) > config.segment_limit and not (lazy or self.retain):
-                    self._shorten()
                 self._sweep()
             if self.watch is not None:
                 self.watch.check()
@@ -204,15 +200,6 @@ class GraphTask:
             if seed is None:
                 seed = record(ones_seed, (1,), (), (root,))
             self.gradient[root] = add(self.gradient.get(root), seed)
-
-    def _shorten(self) -> None:
-        """Compute a forward that is too long for one program before it is differentiated: its segments keep residuals."""
-        roots = [r for r in self.roots if r.kind is not VAR]
-        if cuts_of(Linear(in_order(pending(roots)))):
-            for table in (self.level, self.below, self.block, self.reach, self.order, self.taking_part):
-                table.clear()  # type: ignore[attr-defined]
-            force(roots)
-            self._plan()
 
     # -- plan: who takes part, in which piece ---------------------------------------------------------------------
 
@@ -347,25 +334,12 @@ class GraphTask:
                     if not any(block is d for d in done):
                         done.append(block)
                         self._residuals(block)
-                        if block.segment and not modes.tracing():
-                            force([self.gradient[x] for x in block.wanted if x in self.gradient])
                 elif note is not None and note.post_hooks:
                     self._piece([n])
                 else:
                     plain.append(n)
             for piece in _apart(plain, self._one_by_one()):
                 self._piece(piece)
-            for block in done:
-                if block.__class__ is Block and block.segment:
-                    self._let_go(block)
-
-    def _let_go(self, block: Block) -> None:
-        """A pulled segment's arrays are wanted no more; should a later one fail, it is differentiated from its recipe."""
-        for o in block.outputs:
-            self.gradient.pop(o, None)
-            self.block.pop(o, None)
-            if not (self.retain or modes.tracing()):
-                o.note.block = None
 
     def _sweep_again(self, walk: Walk) -> None:
         """Plan and sweep, or do what a graph with the same key did."""

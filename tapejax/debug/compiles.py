@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from tapejax.debug.difference import MODES, Difference, reason
 from tapejax.debug.lines import LINES, Line, user_line
 from tapejax.engine.cache import AFTER_COMPILE, BEFORE_COMPILE, CACHE, Executable
-from tapejax.engine.staged import Staged
+from tapejax.engine.stages import Staged
 from tapejax.tape import modes
 
 
@@ -72,8 +72,8 @@ def describe(c: Compile) -> list[str]:
         g = len(rest[0].wanted)
         what += f" ({len(outputs)} kept, {g} gradient{'s' * (g != 1)})"
     if isinstance(c.made.call, Staged):
-        loops, known = c.made.call.loops, c.made.call.known
-        what += f"; {loops} loop{'s' * (loops != 1)} for any length, {known or 'none'} of them compiled before"
+        stages, known = len(c.made.call.stages), c.made.call.known
+        what += f"; in {stages} stages, {known or 'none'} of them compiled before"
     where = "" if c.line is None else f" at {c.line}"
     lines = [f"[tapejax] program {c.number} compiled in {c.seconds:.2f} s{where}: {what}"]
     lines.append(f"    why  {c.why.kind}: {c.why.detail}" if c.why.kind != "first sight" else "    why  first sight")

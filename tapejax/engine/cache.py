@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from tapejax import config
-from tapejax.engine.staged import Staged, staged
+from tapejax.engine.stages import Staged, staged
 from tapejax.tape.program import Program
 
 #: What XLA's host code and its bookkeeping take (measured: the resident set grows by 2 to 3 MB a program, little of it per instruction).

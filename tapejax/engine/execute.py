@@ -15,7 +15,6 @@ from tapejax import config
 from tapejax.engine import derive
 from tapejax.engine.cache import BEFORE_COMPILE, CACHE, Executable, first_call
 from tapejax.engine.replay import Entry, Row, unpacked
-from tapejax.engine.segment import cuts_of
 from tapejax.errors import CompileError, OutOfMemoryError
 from tapejax.tape import aval as avals
 from tapejax.tape.aval import Aval
@@ -27,11 +26,8 @@ _NO_INTS = np.zeros(0, np.int64)
 _NO_FLOATS = np.zeros(0, np.float64)
 
 
-def run(linear: Linear, request: Any, donatable: Sequence[int] = (), any_length: bool = False) -> tuple[Any, Executable] | None:
-    """Compute `request` (see `_build`) of the program; return its arrays and the executable that made them.
-
-    None where a program would have to be compiled that is too long for one piece (see `segment`), unless `any_length`.
-    """
+def run(linear: Linear, request: Any, donatable: Sequence[int] = ()) -> tuple[Any, Executable]:
+    """Compute `request` (see `_build`) of the program; return its arrays and the executable that made them."""
     arrays: list[Any] = []
     floats: list[float] = []
     ints: list[int] = []
@@ -55,8 +51,6 @@ def run(linear: Linear, request: Any, donatable: Sequence[int] = (), any_length:
     key = (linear.key, tuple(input_avals), request, donate)
     found = CACHE.get(key)
     if found is None:
-        if not any_length and len(linear.order) > config.segment_limit and cuts_of(linear):
-            return None
         found = _build(key, Program(linear.key, tuple(input_avals)), request, donate)
         for look in BEFORE_COMPILE:
             look(found, linear)

@@ -5,7 +5,6 @@ A forward that is forced before its backward keeps its residuals in a `Block`, s
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ import jax
 from tapejax import dtypes
 from tapejax.engine.derive import Residuals
 from tapejax.engine.execute import donatable, run
-from tapejax.engine.segment import cuts_of
 from tapejax.tape import waiting
 from tapejax.tape.aval import Aval, aval_of
 from tapejax.tape.node import ARGUMENT, NEVER, VAR, Node, leaf
@@ -25,7 +23,7 @@ from tapejax.tape.program import Linear, by_device, in_order, pending
 class Block:
     """A region of the tape that ran forward with residuals: its outputs, its inputs, and what pulls back between them."""
 
-    __slots__ = ("nodes", "outputs", "residuals", "segment", "tree", "wanted")
+    __slots__ = ("nodes", "outputs", "residuals", "tree", "wanted")
 
     def __init__(
         self,
@@ -34,14 +32,12 @@ class Block:
         nodes: tuple[Node, ...],
         tree: Residuals,
         residuals: tuple[Node, ...],
-        segment: bool = False,
     ) -> None:
         self.outputs = outputs
         self.nodes = nodes  # outputs included
         self.wanted = wanted  # grad-requiring nodes at which the region starts
         self.tree = tree
         self.residuals = residuals
-        self.segment = segment  # one of several that a long program was cut into: pulled by a program of its own, and let go
 
 
 MANY = 64  # values with gradients of their own for which a forward keeps residuals; beyond, its backward runs it again
@@ -72,19 +68,17 @@ def force_onward(linear: Linear, found: dict[Node, bool], nodes: Sequence[Node])
         refuse_arguments(new)
         linear.extend(in_order(new))
         new.clear()
-        _values(linear, todo)
+        _values(linear, outputs_of(linear, todo))
     except BaseException:
         waiting.WAITING.stale += [waiting.weakref.ref(n) for n in also]
         raise
 
 
-def _values(linear: Linear, todo: Sequence[Node]) -> None:
-    held = outputs_of(linear, todo)
+def _values(linear: Linear, held: list[int]) -> None:
     order = linear.order
     request = ("values", tuple(held))
-    done = run(linear, request, donatable(linear, recipes_kept(linear, held), [order[i].aval for i in held]), any_length=True)
-    assert done is not None
-    finish(linear, held, done[0])
+    values, _ = run(linear, request, donatable(linear, recipes_kept(linear, held), [order[i].aval for i in held]))
+    finish(linear, held, values)
 
 
 def _force(todo: list[Node], also: list[Node], keep_residuals: bool) -> None:
@@ -96,42 +90,28 @@ def _force(todo: list[Node], also: list[Node], keep_residuals: bool) -> None:
     del found  # what is held here would be returned
     parts.reverse()
     while parts:
-        part = parts.pop()
-        segments = _compute(part, todo, keep_residuals)
-        if segments:
-            part.clear()
-            segments.reverse()
-            while segments:
-                _compute(dict.fromkeys(segments.pop(), True), todo, keep_residuals, True)
+        _compute(parts.pop(), todo, keep_residuals)
 
 
-def _compute(found: dict[Node, bool], todo: list[Node], keep_residuals: bool, segment: bool = False) -> list[list[Node]]:
-    """Run `found` as one program; or, where that would compile a program that is too long, only say which segments it is cut into."""
+def _compute(found: dict[Node, bool], todo: list[Node], keep_residuals: bool) -> None:
+    """Run `found` as one program."""
     order = in_order(found)
     linear = Linear(order)
     held = outputs_of(linear, todo)
     tracked = [i for i in held if order[i].requires_grad and not isinstance(order[i].aval, tuple)]  # single outputs have gradients
-    many = len(tracked) > MANY and not segment  # every state of a loop
+    many = len(tracked) > MANY  # every state of a loop
     region = grad_region([order[i] for i in tracked]) if tracked and not many and keep_residuals else None
     if region is not None:
-        whole = _compute_with_residuals(linear, held, tracked, *region, segment)
+        _compute_with_residuals(linear, held, tracked, *region)
     else:
-        request = ("values", tuple(held))
-        done = run(linear, request, donatable(linear, recipes_kept(linear, held), [order[i].aval for i in held]), segment)
-        whole = done is not None
-        if done is not None:
-            finish(linear, held, done[0])
-    if whole:
-        return []
-    cuts = (0, *cuts_of(linear), len(order))
-    return [order[a:b] for a, b in itertools.pairwise(cuts)]
+        _values(linear, held)
 
 
 def outputs_of(linear: Linear, todo: Sequence[Node]) -> list[int]:
     """The results to return: what was asked for and what is held elsewhere; a variable's value is that of its input."""
     order, slot = linear.order, linear.slot
     wanted = set(linear.held())
-    wanted.update(s for n in todo if (s := slot.get(n, -1)) >= 0)  # an earlier segment may have computed it
+    wanted.update(s for n in todo if (s := slot.get(n, -1)) >= 0)  # on another device it is another program's
     held = set()
     for i in wanted:
         node = order[i]
@@ -202,18 +182,15 @@ def grad_region(roots: Sequence[Node]) -> tuple[dict[Node, bool], list[Node]] | 
 
 
 def _compute_with_residuals(
-    linear: Linear, held: list[int], tracked: list[int], region: dict[Node, bool], starts: list[Node], segment: bool
-) -> bool:
-    """Run a program and keep its residuals; False where it is too long for one piece."""
+    linear: Linear, held: list[int], tracked: list[int], region: dict[Node, bool], starts: list[Node]
+) -> None:
+    """Run a program and keep its residuals."""
     order = linear.order
     linear.mark(region)
     wanted = tuple(linear.slot_of(n) for n in starts)
     roots = tuple(tracked)
     donate = donatable(linear, recipes_kept(linear, held), [order[i].aval for i in held])
-    done = run(linear, ("residuals", tuple(held), roots, wanted), donate, segment)
-    if done is None:
-        return False
-    (outputs, made), executable = done
+    (outputs, made), executable = run(linear, ("residuals", tuple(held), roots, wanted), donate)
     where, tree = executable.facts["where"], executable.facts["tree"]
     avals = executable.facts.get("avals")
     if avals is None:
@@ -224,11 +201,10 @@ def _compute_with_residuals(
         "input": lambda i: linear.inputs[i],
     }
     residuals = tuple(places[what](i) for what, i in where)
-    block = Block(tuple(order[i] for i in roots), tuple(starts), tuple(region), tree, residuals, segment)
+    block = Block(tuple(order[i] for i in roots), tuple(starts), tuple(region), tree, residuals)
     for i in roots:
         note_of(order[i]).block = block
     finish(linear, held, outputs)
-    return True
 
 
 def _aval(array: Any) -> Aval:

@@ -1,4 +1,4 @@
-"""Programs too long to compile in one piece are cut into segments, and mean what the whole program means."""
+"""Programs too long to compile in one piece run in stages, and mean what the whole program means."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import itertools
 import random
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tapejax
 from oracle import square_of
 from tapejax import config
+from tapejax.engine import parts, stages
 from tapejax.engine.cache import CACHE
-from tapejax.engine.segment import cuts, weight
-from tapejax.tape.program import Linear, in_order, pending
 
 torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
 def limit(monkeypatch):
-    """Set how many instructions are compiled as one program; whatever was compiled before is forgotten."""
+    """Set how many equations are compiled as one piece; whatever was compiled before is forgotten."""
 
     def set_to(n):
         monkeypatch.setattr(config, "segment_limit", n)
@@ -34,8 +34,9 @@ def limit(monkeypatch):
 NEVER = 1 << 62
 
 
-def program_of(*tensors):
-    return Linear(in_order(pending([t._node for t in tensors]))).program()
+def newest():
+    """The program that was compiled last."""
+    return max(CACHE.entries.values(), key=lambda e: e.number).call
 
 
 def scramble(lib, seed, n, leaves, watch=None):
@@ -92,40 +93,55 @@ def counted(step):
 # ---------------------------------------------------------------- where
 
 
-def test_segments_are_short_and_cover_the_program():
-    program = program_of(scramble(tapejax, 1, 200, leaves_of(tapejax)))
-    n = len(program.instructions)
-    found = cuts(program, 30)
-    edges = [0, *found, n]
-    assert list(found) == sorted(set(found)) and found[0] > 0 and found[-1] < n
+def equations(function, *shapes):
+    return jax.make_jaxpr(function)(*[jnp.ones(s) for s in shapes]).jaxpr.eqns
+
+
+def patchwork(h, a):
+    rng = random.Random(1)
+    for _ in range(150):
+        h = rng.choice([jnp.sin, jnp.cos, jnp.exp, lambda h: h @ a, lambda h: h + a])(h)
+    return h.sum()
+
+
+def test_stretches_are_short_and_cover_the_program(limit):
+    found = equations(patchwork, (4, 4), (4, 4))
+    limit(30)
+    cuts = stages._cuts(found, {})
+    edges = [0, *cuts, len(found)]
+    assert cuts == sorted(set(cuts)) and cuts[0] > 0 and cuts[-1] < len(found)
     assert all(15 <= b - a <= 30 for a, b in itertools.pairwise(edges[:-1])) and edges[-1] - edges[-2] <= 30
-    assert cuts(program, n) == ()
+    limit(len(found) // 2 + 1)
+    assert stages._cuts(found, {}) == []
 
 
-def test_a_cut_lies_where_little_crosses():
-    a = tapejax.randn(4, 4, requires_grad=True)
-    h = a.sum()
-    for _ in range(3):
-        big = (h * a).sin() @ a
-        h = (big.tanh() * big).sum()
-    program = program_of(h)
-    for cut in cuts(program, 8):
-        assert program.instructions[cut - 1][0].name == "sum"
+def test_a_cut_lies_where_little_crosses(limit):
+    def function(a):
+        h = a.sum()
+        for _ in range(3):
+            big = jnp.sin(h * a) @ a
+            h = (jnp.tanh(big) * big).sum()
+        return h
+
+    found = equations(function, (4, 4))
+    limit(8)
+    cuts = stages._cuts(found, {})
+    assert cuts and all(found[c - 1].primitive.name == "reduce_sum" for c in cuts)
 
 
-def test_a_loop_is_never_cut_and_counts_once():
-    a, b = tapejax.randn(4, 4, requires_grad=True), tapejax.randn(4, requires_grad=True)
-    h = a.sum(0)
-    for _ in range(100):
-        h = (h @ a + b).tanh()
-    for i in range(20):
-        h = (h.sin() if i % 3 else h.cos()).exp().reciprocal() if i % 2 else h @ a
-    program = program_of(h)
-    n = len(program.instructions)
-    assert n > 300 and weight(program) < 80
-    assert cuts(program, 80) == ()
-    found = cuts(program, 10)
-    assert found and all(c <= 5 or c >= 301 for c in found)
+def test_a_loop_is_never_cut_and_counts_once(limit):
+    def function(a, b):
+        h, _ = jax.lax.scan(lambda h, _: (jnp.tanh(h @ a + b), None), a, None, length=1000)
+        for i in range(20):
+            h = jnp.sin(h) if i % 3 else jnp.cos(h)
+        return h.sum()
+
+    found = equations(function, (4, 4), (4,))
+    assert len(found) <= stages.weight(jax.make_jaxpr(function)(jnp.ones((4, 4)), jnp.ones(4))) < 40
+    limit(10)
+    assert stages._cuts(found, {})
+    limit(20)
+    assert stages._cuts(found, {}) == []
 
 
 # ---------------------------------------------------------------- what
@@ -167,18 +183,20 @@ def test_the_second_step_compiles_nothing(limit):
         scramble(tapejax, 3, 60, leaves).backward()
 
     compiled, launched = counted(step)
-    assert launched >= 6 and compiled == launched
-    assert counted(step) == (0, launched)
+    assert (compiled, launched) == (1, 1) and len(newest().stages) >= 6
+    ready = {*parts.PARTS}
+    assert counted(step) == (0, 1) and {*parts.PARTS} == ready
 
 
 def test_a_short_program_is_not_touched(limit):
     leaves = leaves_of(tapejax)
     limit(1000)
     assert counted(lambda: scramble(tapejax, 3, 20, leaves).backward()) == (1, 1)
+    assert not isinstance(newest(), stages.Staged)
 
 
-def test_equal_pieces_make_equal_segments(limit):
-    """Six rounds are no loop; cut where bodies end they are one program forward and two backward (the first adds nothing)."""
+def test_equal_pieces_are_compiled_once(limit):
+    """Six rounds are no loop; cut where bodies end they are one part forward and one backward."""
     a = tapejax.randn(4, 4, requires_grad=True)
     b = tapejax.randn(4, 4, requires_grad=True)
 
@@ -190,9 +208,28 @@ def test_equal_pieces_make_equal_segments(limit):
             h = (big.tanh() * big.exp())[:4] + 0.5
         h.sum().backward()
 
-    limit(18)
-    compiled, launched = counted(step)
-    assert compiled < launched
+    limit(12)
+    step()
+    made = newest().stages
+    assert len({id(s.part) for s in made}) < len(made)
+
+
+def test_stages_are_compiled_side_by_side(limit, monkeypatch):
+    """All that a program lacks is compiled before its first launch; what another program has is not compiled again."""
+    prepared = []
+    lowered = stages.Staged._lowered
+
+    def watching(self, args, chosen):
+        found = lowered(self, args, chosen)
+        prepared.append(len(found))
+        return found
+
+    monkeypatch.setattr(stages.Staged, "_lowered", watching)
+    limit(20)
+    leaves = leaves_of(tapejax)
+    scramble(tapejax, 3, 60, leaves).backward()
+    scramble(tapejax, 3, 60, leaves).backward()  # adds into .grad: a program of its own, with the same forward
+    assert prepared[0] >= 6 and prepared[1] <= 2
 
 
 def test_no_gradients(limit):
@@ -356,36 +393,29 @@ def test_inside_a_transform(limit):
 # ---------------------------------------------------------------- when something goes wrong
 
 
-@pytest.mark.parametrize("fails_at", [1, 3, 5, 6])
+@pytest.mark.parametrize("fails_at", [0, 2, 5])
 def test_a_failure_in_the_middle_leaves_nothing_half_written(limit, monkeypatch, fails_at):
-    """The n-th program does not run: no `.grad` has changed, and the same backward goes through afterwards."""
-    from tapejax.engine import execute
-
-    leaves = leaves_of(tapejax)
-    for x in leaves:
-        x.grad = tapejax.ones_like(x)
+    """The n-th stage does not run: no `.grad` has changed, and the same backward goes through afterwards."""
     limit(12)
-    loss = scramble(tapejax, 18, 30, leaves)
-    count = 0
-    get = CACHE.get
 
-    def failing(key):
-        nonlocal count
-        count += 1
-        if count == fails_at:
-            raise KeyboardInterrupt
-        return get(key)
+    def backward():
+        leaves = leaves_of(tapejax)
+        for x in leaves:
+            x.grad = tapejax.ones_like(x)
+        loss = scramble(tapejax, 18, 30, leaves)
+        return leaves, loss
 
-    monkeypatch.setattr(execute.CACHE, "get", failing)
+    _, loss = backward()
+    loss.backward()
+    part = newest().stages[fails_at].part
+    leaves, loss = backward()
+    monkeypatch.setattr(part, "call", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         loss.backward()
     monkeypatch.undo()
     assert all(x.grad.tolist() == np.ones(tuple(x.shape)).tolist() for x in leaves)
-    config_limit, config.segment_limit = config.segment_limit, 12
-    try:
-        loss.backward()
-    finally:
-        config.segment_limit = config_limit
+    limit(12)
+    loss.backward()
     theirs = leaves_of(torch)
     scramble(torch, 18, 30, theirs).backward()
     for a, b in zip(leaves, theirs, strict=True):
@@ -401,34 +431,30 @@ def live_bytes():
 
 
 def test_residuals_are_let_go_on_the_way(limit, monkeypatch):
-    """While the backward runs, what is alive stays within what torch would hold and a segment's temporaries, and shrinks."""
-    from tapejax.engine import execute
-
+    """While the backward runs, what is alive stays within what torch would hold and a stage's temporaries, and shrinks."""
     rows, d, n = 512, 32, 240
     rng = np.random.default_rng(0)
     x, w = tapejax.tensor(rng.normal(size=(rows, d))), tapejax.tensor(rng.normal(size=(d, d)) * 0.2).requires_grad_()
     functions = [tapejax.tanh, tapejax.sigmoid, tapejax.exp, tapejax.sin]
 
-    def forward():
+    def step():
+        w.grad = None
         pick = random.Random(1)
         h = x @ w
         for _ in range(n):
             h = pick.choice(functions)(h) if pick.randrange(3) else h @ w
-        return h.mean()
+        h.mean().backward()
 
-    limit(30)
+    limit(90)
+    step()
+    w.grad = None
     before = live_bytes()
     seen = []
-    run = CACHE.get
-
-    def watching(key):
-        seen.append(live_bytes() - before)
-        return run(key)
-
-    loss = forward()
-    monkeypatch.setattr(execute.CACHE, "get", watching)
-    loss.backward()
+    for part in {id(s.part): s.part for s in newest().stages}.values():
+        monkeypatch.setattr(part, "call", lambda *args, call=part.call: (seen.append(live_bytes() - before), call(*args))[1])
+    step()
     one = rows * d * 8
     torch_holds = (n + 2) * one  # each operation here saves its operand or its result
+    assert len(seen) >= 8
     assert max(seen) <= torch_holds + 30 * one
     assert seen[-1] <= torch_holds / 2 and live_bytes() - before < 20 * one
