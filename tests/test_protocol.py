@@ -59,6 +59,27 @@ def test_equality_is_elementwise_and_hash_is_not(tl: Any) -> None:
     assert a in [a] and {a: 1}[a] == 1 and hash(a) != hash(copy.copy(a))
 
 
+def test_variables_of_old_programs(tl: Any) -> None:
+    Variable = tl.autograd.Variable
+    x = tl.ones(3)
+    v = Variable(x, requires_grad=True)
+    assert isinstance(v, Variable) and isinstance(x, Variable) and not isinstance(1.0, Variable) and v is not x
+    assert v.is_leaf and v.requires_grad and not x.requires_grad
+    v.data[0] = 5.0
+    assert numbers(x) == numbers(v) == [5.0, 1.0, 1.0]
+    (v * v).sum().backward()
+    assert numbers(v.grad) == [10.0, 2.0, 2.0]
+    y = v * 2
+    w = Variable(y)
+    assert not w.requires_grad and w.grad_fn is None
+    y.mul_(2)
+    assert numbers(w) == [20.0, 4.0, 4.0] and w._version == 1
+    with pytest.raises(TypeError, match="Variable data has to be a tensor, but got list"):
+        Variable([1.0])
+    with pytest.raises(RuntimeError, match="floating point"):
+        Variable(tl.ones(2, dtype=tl.int64), requires_grad=True)
+
+
 def test_unpacking_and_membership(tl: Any) -> None:
     first, *rest = tl.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     assert numbers(first) == [1.0, 2.0] and len(rest) == 2

@@ -24,11 +24,13 @@ from tapejax.autograd.grad_mode import (
 from tapejax.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
 from tapejax.autograd.inference import inference_mode, is_inference_mode_enabled
 from tapejax.autograd.saved import SavedTensor
+from tapejax.autograd.variable import Variable
 
 __all__ = [
     "Function",
     "GradcheckError",
     "SavedTensor",
+    "Variable",
     "backward",
     "detect_anomaly",
     "enable_grad",
