@@ -22,8 +22,6 @@ from tapejax.tape.node import SCALAR, Node
 from tapejax.tape.program import Linear, Program
 
 _x64 = jax.enable_x64
-_NO_INTS = np.zeros(0, np.int64)
-_NO_FLOATS = np.zeros(0, np.float64)
 
 
 def run(linear: Linear, request: Any, donatable: Sequence[int] = ()) -> tuple[Any, Executable]:
@@ -70,8 +68,8 @@ def run(linear: Linear, request: Any, donatable: Sequence[int] = ()) -> tuple[An
             result = call(
                 given,
                 arrays,
-                np.array(floats, np.float64) if floats else _NO_FLOATS,
-                np.array(ints, np.int64) if ints else _NO_INTS,
+                np.array(floats, np.float64) if floats else None,  # a vector of none would be moved to the device all the same
+                np.array(ints, np.int64) if ints else None,
                 complexes,
             )
         except jax.errors.JaxRuntimeError as e:
