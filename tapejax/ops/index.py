@@ -90,7 +90,6 @@ def _number(bound: Any) -> int | None:
 _ALL = ("all",)
 _NEW = ("new",)
 _INT = ("int",)
-_WHOLE = slice(None)
 
 
 class _Plan:
@@ -279,24 +278,25 @@ def _common_form(self: Any, shape: tuple[int, ...], index: Any) -> Any:
     apart; None for others.
     """
     kind = type(index)
-    if kind is int:
-        return select_(self, checked_index("getitem", index, 0, shape[0]), 0)
-    if kind is slice:
-        if type(index.start) is int and type(index.stop) is int and index.step is None:
-            first, last, _ = index.indices(shape[0])
-            if first < last and last - first < shape[0]:
-                return narrow_dynamic(self, first, 0, last - first)
-    elif kind is tuple and len(index) == 2:
+    at, part = 0, index
+    if kind is tuple and len(index) == 2:
         lead, part = index
         kind = type(part)
-        if (kind is int or kind is slice) and (lead is Ellipsis or (type(lead) is slice and lead == _WHOLE and len(shape) > 1)):
-            at = len(shape) - 1 if lead is Ellipsis else 1
-            if kind is int:
-                return select_(self, checked_index("getitem", part, at, shape[at]), at)
-            if type(part.start) is int and type(part.stop) is int and part.step is None:
-                first, last, _ = part.indices(shape[at])
-                if first < last and last - first < shape[at]:
-                    return narrow_dynamic(self, first, at, last - first)
+        if lead is Ellipsis:
+            at = len(shape) - 1
+        elif len(shape) > 1 and type(lead) is slice and lead.start is lead.stop is lead.step is None:
+            at = 1
+        else:
+            return None
+    n = shape[at]
+    if kind is int:
+        return select_(self, part if 0 <= part < n else checked_index("getitem", part, at, n), at)
+    if kind is slice and type(part.start) is int and type(part.stop) is int and part.step is None:
+        first, last = part.start, part.stop
+        if not 0 <= first < last <= n:
+            first, last, _ = part.indices(n)
+        if first < last and last - first < n:
+            return narrow_dynamic(self, first, at, last - first)
     return None
 
 
