@@ -9,6 +9,7 @@ from tapejax.autograd.checks import freed_error
 from tapejax.autograd.pull import is_pulled, reached_inputs
 from tapejax.tape.node import VAR, Node
 from tapejax.tape.note import Meta
+from tapejax.tape.record import PICK
 
 
 class Target(NamedTuple):
@@ -50,7 +51,7 @@ def explore(roots: Sequence[Node], targets: Sequence[Target] | None, retain: boo
     inputs: Sequence[Node] = roots
     while True:
         for x in inputs:
-            if x.requires_grad and x.seq >= floor:
+            if x.requires_grad and (not floor or x.seq >= floor):
                 if x.kind is VAR:
                     if x not in variables:
                         variables[x] = True
@@ -75,7 +76,7 @@ def explore(roots: Sequence[Node], targets: Sequence[Target] | None, retain: boo
             if targets is None and walk.plain:
                 raise freed_error(n)
             return None
-        if is_pulled(n):  # follow only what this gradient depends on
+        if n.kind.op is PICK and is_pulled(n):  # follow only what this gradient depends on
             pulled = inputs[0]
             if pulled.note is not None:
                 return None
