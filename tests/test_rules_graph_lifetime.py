@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from oracle import near, numbers, torch
+import tapejax
+from oracle import grad_or_none, near, numbers, torch
 
 SECOND = "backward through the graph a second time"
 MODIFIED = "modified by an inplace operation"
@@ -250,6 +251,77 @@ def test_backward_in_two_halves(tl, last, seen, with_leaf):
     factor = 4.0 if seen == "hook" else 1.0
     assert near(x.grad, [factor * a for a in numbers(u.grad)])
     assert near(w.grad, [factor * a for a in numbers(v.grad)])
+
+
+def in_parts(lib, how, last, seen, hook):
+    """Two steps in which backward comes in parts; what every part gave or raised, and the gradients after it."""
+    outcome = []
+    ws = [lib.tensor([0.5, 0.2], requires_grad=True, dtype=lib.float64) for _ in range(3)]
+    f = {
+        "tanh": lambda h: h.tanh(),
+        "square": lambda h: h * h,
+        "view": lambda h: (h * h).view(2, 1).view(2),
+        "split": lambda h: lib.cat([h, h * 2]).split(2)[0] * h,
+    }[last]
+    grad = lib.autograd.grad
+    for _ in range(2):
+        x = lib.tensor([0.3, 0.7], dtype=lib.float64, requires_grad=True)
+        a = f(x * ws[0])
+        b = f(a * ws[1])
+        c = f(b * ws[2])
+        loss = (c * c).sum()
+        if seen is not None:
+            {"loss": loss, "inner": b}[seen].tolist()
+        if hook is not None:
+            {"a": a, "b": b}[hook].register_hook(lambda g: g * 2)
+        try:
+            if how == "edges":
+                at_b, at_a = (lib.autograd.graph.get_gradient_edge(t) for t in (b, a))
+                (g,) = grad(loss, [at_b])
+                (g,) = grad([at_b], [at_a], [g])
+                a.backward(g)
+            elif how == "inputs":
+                b.retain_grad()
+                loss.backward(inputs=[b, ws[2]])
+                b.backward(b.grad, inputs=[ws[1], ws[0], x])
+            elif how == "chain":
+                (g,) = grad(loss, c)
+                (g,) = grad(c, b, g)
+                (g,) = grad(b, a, g)
+                a.backward(g)
+            elif how == "retained":
+                (g,) = grad(loss, b, retain_graph=True)
+                loss.backward()
+                b.backward(g)
+            elif how == "created":
+                (g,) = grad(loss, b, create_graph=True)
+                (g * g).sum().backward()
+            elif how == "two targets":
+                ga, gb = grad(loss, [a, b])
+                outcome.append([ga.tolist(), gb.tolist()])
+                a.backward(ga)
+                b.backward(gb)
+            else:
+                (g,) = grad(loss, b)
+                with lib.no_grad():
+                    ws[{"update above": 2, "update below": 1}[how]].sub_(0.1)
+                b.backward(g)
+        except RuntimeError as e:
+            outcome.append(type(e).__name__)
+        outcome.append([grad_or_none(p) for p in (*ws, x)])
+    return outcome
+
+
+@pytest.mark.skipif(torch is None, reason="compares with torch")
+@pytest.mark.parametrize("how", ["edges", "inputs", "chain", "retained", "created", "two targets", "update above", "update below"])
+@pytest.mark.parametrize("last", ["tanh", "square", "view", "split"])
+@pytest.mark.filterwarnings("ignore::tapejax.debug.RecompileWarning")
+def test_backward_in_parts_is_torchs(how, last):
+    """`grad` only reads the gradient at a target that leads to no other; `backward(inputs=)` runs it and frees what it saved."""
+    for seen in (None, "loss", "inner"):
+        for hook in (None, "a", "b"):
+            mine, theirs = (in_parts(lib, how, last, seen, hook) for lib in (tapejax, torch))
+            assert near(mine, theirs, 1e-9, 1e-12), (seen, hook)
 
 
 def test_a_freed_path_beside_an_open_one_is_not_dropped(tl):

@@ -107,7 +107,9 @@ def _one_program(
             freed_run = FreedRun.of_nodes(dict.fromkeys(region, ()))
             outside += [n for n in dropped if n.value is None]
         region = {n: True for n in region if n in keep}
-        runs = {n: True for n in region if n not in sinks or any(x in keep for x in n.inputs)}  # the others only pass a gradient out
+        runs = region
+        if not accumulate:  # `grad` only reads the gradient at a target that leads to no other one; `backward(inputs=)` runs it, as in torch
+            runs = {n: True for n in region if n not in sinks or any(x in keep for x in n.inputs)}
     check_saved(runs)
 
     into: list[Node | None] = []

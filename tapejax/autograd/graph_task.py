@@ -485,7 +485,7 @@ class GraphTask:
         while stack:
             n = stack.pop()
             if n.inputs is None:
-                if n in self.wanted_nodes and not self._needed_below(n):
+                if self._only_read(n):
                     continue
                 raise freed_error(n)
             for x in n.inputs:
@@ -497,7 +497,7 @@ class GraphTask:
                         stack.append(x)
                 elif x in self.taking_part:
                     boundary[x] = True
-        stop_at = {n for n in part if n in self.wanted_nodes and not self._needed_below(n)}  # only captured: it neither runs nor is freed
+        stop_at = {n for n in part if self._only_read(n)}
         for n in part:
             if n not in stop_at:
                 saved_check(n)
@@ -507,8 +507,9 @@ class GraphTask:
         watch = self.watch
         if watch is not None:
             wanted += watch.inner([n for n in part if n not in self.gradient and n not in inner])
+        runs = [n for n in part if n not in stop_at]
+        self.executed += runs
         if wanted:
-            runs = [n for n in part if n not in stop_at]
             order = in_order(part)
             parent = watch.enter(roots[-1]) if watch is not None else None
             pulled = self._pull(order, roots, wanted)
@@ -521,9 +522,8 @@ class GraphTask:
             if len(nodes) == 1:
                 results[: len(boundary)] = self._post_hooked(nodes[0], boundary, results[: len(boundary)])
             self._hand_on(wanted, len(boundary), results)
-            self.executed += runs
         elif self.course is not None:
-            self.course.check([n for n in part if n not in stop_at])
+            self.course.check(runs)
 
     def _hand_on(self, wanted: Sequence[Node], inner: int, results: Sequence[Node | None]) -> None:
         """Add gradients to those of the boundary; from index `inner` on they belong to values inside the piece."""
@@ -550,6 +550,10 @@ class GraphTask:
     def _freed_way(self, n: Node) -> bool:
         """Whether a freed node led to a target: then its backward is needed, and is refused."""
         return n.kind is not VAR and n.inputs is None and n.freed is not None and n.freed.leads(n, self.leads_to)
+
+    def _only_read(self, n: Node) -> bool:
+        """Whether `grad` only reads the gradient at `n`, which neither runs nor is freed; `backward(inputs=)` runs it, as in torch."""
+        return not self.accumulate and n in self.wanted_nodes and not self._needed_below(n)
 
     def _needed_below(self, n: Node) -> bool:
         if self.targets is not None and self._freed_way(n):
