@@ -127,7 +127,7 @@ def recipes_kept(linear: Linear, held: Sequence[int], freed: Any = ()) -> set[No
     """Inputs that nodes surviving this program would need to be computed again: never donate these."""
     order = linear.order
     computed = {order[i] for i in held}
-    stack = [n for n in computed if n.requires_grad and n not in freed]
+    stack = [n for n in order if (n.value is not None or n in computed) and n.requires_grad and n not in freed]
     seen = set(stack)
     while stack:
         for x in stack.pop().inputs or ():
