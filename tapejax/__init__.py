@@ -35,7 +35,7 @@ for _dtype in dtypes.ALL:
     for _name in (_dtype.name, *_dtype.aliases):
         globals()[_name] = _dtype
 
-from tapejax import cuda, debug, func, interop, nn, optim, testing
+from tapejax import cuda, debug, func, interop, nn, optim, testing, utils
 from tapejax.func import vmap
 from tapejax.interop import from_dlpack
 from tapejax.serialization import load, save

@@ -15,6 +15,7 @@ from tapejax import nn as nn
 from tapejax import optim as optim
 from tapejax import special as special
 from tapejax import testing as testing
+from tapejax import utils as utils
 from tapejax.autograd.anomaly import is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled
 from tapejax.autograd.anomaly import is_anomaly_enabled as is_anomaly_enabled
 from tapejax.autograd.grad_mode import enable_grad as enable_grad

@@ -15,7 +15,7 @@ from tapejax import devices, display, dtypes
 from tapejax.engine.materialise import force
 from tapejax.engine.replay import Row
 from tapejax.errors import refuse
-from tapejax.storage.view import alias_of, detach_value, detached, history_of, refresh
+from tapejax.storage.view import alias_of, detach_value, detached, history_of, move_to, refresh, show
 from tapejax.tape import modes
 from tapejax.tape.aval import aval_of
 from tapejax.tape.node import VAR, Node, leaf, variable
@@ -209,7 +209,7 @@ class Tensor(TensorMethods):
             made.home = value.home or (alias.storage.counter, alias.storage.counter.version)
             alias.storage.head = made
         elif alias is not None:
-            self._alias = None
+            show(self, self, alias.storage.counter, made)
         self._node = made
 
     def _autograd_meta(self) -> Meta:
@@ -298,11 +298,7 @@ class Tensor(TensorMethods):
     def data(self, value: Tensor) -> None:
         if not isinstance(value, Tensor):
             raise refuse(TypeError, "data", f"Variable data has to be a tensor, but got {type(value).__name__}")
-        node = value.node
-        node = node if not node.requires_grad else record(detach_value, (1,), (), (node,))
-        meta = self._node.note if self._node.kind is VAR else None
-        self._alias = None
-        self._node = node if meta is None else variable(node, meta)
+        move_to(self, value)
 
     def _detached(self, hidden: bool) -> Tensor:
         made = wrap(record(detach_value, (1,), (), (self.node,)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
+from typing import Any
 
 import pytest
 
@@ -481,3 +482,7 @@ def test_checkpoint_sequential(x: tj.Tensor, reentrant: bool, segments: int) -> 
     assert all(tj.allclose(a, p.grad) for a, p in zip(got, net.parameters(), strict=True))
     with pytest.raises(ValueError, match="Unexpected keyword arguments: other"):
         checkpoint_sequential(net, segments, x, use_reentrant=reentrant, other=1)
+
+
+def test_utils_are_there_with_the_package(tl: Any) -> None:
+    assert callable(tl.utils.checkpoint.checkpoint)

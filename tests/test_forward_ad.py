@@ -331,3 +331,39 @@ def test_dual_tensors_die_by_reference_count(tl):
             assert all(r() is None for r in refs)
     finally:
         gc.enable()
+
+
+# ---------------------------------------------------------------- what a tangent's backward needs
+
+
+WRITES = [
+    ("item", lambda z: z.__setitem__(0, z[0] * 2), [2.0, 1.0, 1.0]),
+    ("augmented item", lambda z: z[:2].mul_(2), [2.0, 2.0, 1.0]),
+    ("view", lambda z: z.view(3, 1)[1:].sub_(1).div_(4), [1.0, 0.25, 0.25]),
+    ("added parts", lambda z: z[1:].add_(z[:1]), [3.0, 1.0, 1.0]),
+]
+
+
+@pytest.mark.parametrize(("name", "write", "factors"), WRITES, ids=[n for n, _, _ in WRITES])
+def test_a_write_after_a_linear_step_is_no_write_to_a_saved_value(tl, name, write, factors):
+    """A slope that does not depend on a value does not need it: forward-over-reverse through views that are written."""
+    x, t = pair(tl)
+    x.requires_grad_()
+    for _ in range(2):
+        x.grad = None
+        with fw(tl).dual_level():
+            z = (fw(tl).make_dual(x, t) ** 2).clone()
+            write(z)
+            tangent(tl, z).sum().backward()
+        assert near(x.grad, [2 * f * s for f, s in zip(factors, t.tolist(), strict=True)])
+
+
+def test_a_write_to_what_a_slope_depends_on_is_noticed(tl):
+    x, t = pair(tl)
+    x.requires_grad_()
+    with fw(tl).dual_level():
+        z = fw(tl).make_dual(x, t).clone()
+        y = z.sin()
+        z.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            tangent(tl, y).sum().backward()

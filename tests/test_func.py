@@ -773,3 +773,27 @@ def test_an_error_inside_leaves_no_transform_behind(tl):
     (y * y).sum().backward()
     assert near(y.grad, 2 * x)
     assert tl.rand(2).shape == (2,)
+
+
+@pytest.mark.parametrize("name", ["hessian", "jvp", "vmap", "vmap of grad"])
+def test_parts_written_in_place_under_an_outer_backward(tl, name):
+    """What a number is multiplied with is saved by nobody, so it may be written, also inside a transform."""
+
+    def inner(z):
+        y = (z * w).clone()
+        y[0] = y[0] * 2
+        y[1:].mul_(3)
+        return y.pow(3).sum()
+
+    w, x = tl.ones(3, dtype=tl.float64, requires_grad=True), tl.tensor([1.0, 2.0, 3.0], dtype=tl.float64)
+    by_name = {
+        "hessian": (lambda: tl.func.hessian(inner)(x).sum(), [144.0, 972.0, 1458.0]),
+        "jvp": (lambda: tl.func.jvp(inner, (x,), (tl.ones_like(x),))[1], [72.0, 972.0, 2187.0]),
+        "vmap": (lambda: tl.vmap(inner)(tl.stack([x, x])).sum(), [48.0, 1296.0, 4374.0]),
+        "vmap of grad": (lambda: tl.vmap(tl.func.grad(inner))(tl.stack([x, x])).sum(), [144.0, 1944.0, 4374.0]),
+    }
+    program, expected = by_name[name]
+    for _ in range(2):
+        w.grad = None
+        program().backward()
+        assert near(w.grad, expected)

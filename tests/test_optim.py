@@ -526,15 +526,18 @@ def test_schedules_refuse_with_torchs_phrases(make: Any, error: type[Exception],
 # Averages of weights
 
 
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("ema", [False, True])
-def test_averaged_models_as_torch(ema: bool) -> None:
+def test_averaged_models_as_torch(ema: bool, several: bool) -> None:
     found = []
     for lib in (torch, tj):
         rng = np.random.default_rng(0)
         model = lib.nn.Linear(2, 1)
-        averaged = lib.optim.swa_utils.AveragedModel(
-            model, avg_fn=lib.optim.swa_utils.get_ema_avg_fn(0.7) if ema else None
-        )
+        swa = lib.optim.swa_utils
+        if several:
+            averaged = swa.AveragedModel(model, multi_avg_fn=swa.get_ema_multi_avg_fn(0.7) if ema else swa.get_swa_multi_avg_fn())
+        else:
+            averaged = swa.AveragedModel(model, avg_fn=swa.get_ema_avg_fn(0.7) if ema else None)
         for _ in range(4):
             with lib.no_grad():
                 for p in model.parameters():

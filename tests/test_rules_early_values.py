@@ -253,6 +253,18 @@ def test_deepcopy_of_leaves_and_of_results(tl):
     assert p is q
 
 
+def test_a_copied_parameter_has_no_gradient(tl):
+    p = tl.nn.Parameter(tl.tensor([1.0, 2.0]))
+    p.tag = "mine"
+    p.grad = tl.ones(2)
+    q, again = copy.deepcopy([p, p])
+    assert q is again and type(q) is tl.nn.Parameter and q.requires_grad and q.grad is None and not hasattr(q, "tag")
+    with tl.no_grad():
+        q.add_(1)
+    assert numbers(p) == [1.0, 2.0] and numbers(q) == [2.0, 3.0]
+    assert not copy.deepcopy(tl.nn.Parameter(p, requires_grad=False)).requires_grad
+
+
 def test_pickling_leaves(tl):
     x = leaf(tl, [1.0, 2.0])
     y = pickle.loads(pickle.dumps(x))

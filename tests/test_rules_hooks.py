@@ -552,6 +552,31 @@ def test_a_multi_grad_hook_waits_for_all(tl):
     assert len(seen) == 2
 
 
+@pytest.mark.parametrize("update", ["no_grad", "data", "requires_grad"])
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_multi_grad_hook_follows_its_leaves_through_their_updates(tl, update, inner):
+    """It belongs to the leaf, not to one of its values; a watched inner value is one value only."""
+    seen = []
+    x, w, u = leaf(tl, 2.0), leaf(tl, 3.0), leaf(tl, 4.0)
+    kept = x * 2
+    tl.autograd.graph.register_multi_grad_hook((x, w, u, *[kept] * inner), lambda gs: seen.append([g is not None for g in gs]))
+    for step in range(3):
+        (x * w).backward()
+        assert seen[step] == [True, True, False, *[False] * inner]
+        if update == "no_grad":
+            with tl.no_grad():
+                for p in (x, w):
+                    p -= 0.1 * p.grad
+        elif update == "data":
+            x.data = x.data + 1
+            w.data.mul_(0.5)
+        else:
+            x.requires_grad_(False)
+            x.requires_grad_(True)
+    (kept * 3).backward()
+    assert seen[3] == [True, False, False, *[True] * inner]
+
+
 def test_a_multi_grad_hook_for_any_runs_once(tl):
     seen = []
     x, w = leaf(tl, 2.0), leaf(tl, 3.0)

@@ -262,6 +262,87 @@ def test_assigning_data_keeps_identity_and_grad(tl):
     assert numbers(x.grad) == [12.0, 16.0]
 
 
+SOURCES = [
+    ("a tensor", lambda t: t),
+    ("its data", lambda t: t.data),
+    ("its detached data", lambda t: t.data.detach()),
+    ("a view", lambda t: t.view(2, 1).view(2)),
+    ("a view of its data", lambda t: t.data[:]),
+]
+
+
+@pytest.mark.parametrize(("name", "of"), SOURCES, ids=[n for n, _ in SOURCES])
+def test_assigned_data_is_shared(tl, name, of):
+    """Writes to either side are seen by the other, the history and the gradient of the leaf stay."""
+    x, y = leaf(tl, [1.0, 2.0]), tl.tensor([5.0, 6.0])
+    x.data = of(y)
+    for step in range(3):
+        y.add_(1)
+        (x * x).sum().backward()
+        assert numbers(x.grad) == [2 * v for v in numbers(y)] and x.is_leaf
+        with tl.no_grad():
+            x.mul_(2)
+        x.grad = None
+        assert numbers(y) == numbers(x) == [12.0, 14.0] if step == 0 else numbers(y) == numbers(x)
+
+
+def test_assigned_data_keeps_history_and_version(tl):
+    x = leaf(tl, [1.0, 2.0])
+    y = x * 3
+    y.data = tl.tensor([5.0, 6.0])
+    y.retain_grad()
+    assert y.requires_grad and not y.is_leaf
+    (y * y).sum().backward()
+    assert numbers(y.grad) == [10.0, 12.0] and numbers(x.grad) == [30.0, 36.0]
+    z = tl.zeros(2)
+    z.add_(1)
+    before = z[:1]
+    z.data = tl.ones(2)
+    assert z._version == 1 and numbers(before) == [1.0]
+    z.mul_(7)
+    assert z._version == 2 and numbers(before) == [1.0]
+    x.data = x.data
+    seen = x.detach()
+    x.data.add_(1)
+    assert numbers(seen) == numbers(x) == [2.0, 3.0]
+
+
+def test_a_detached_value_of_a_detached_value_shares_with_the_first(tl):
+    x = tl.zeros(2)
+    last = x.detach().data.view(1, 2).detach()[0].detach()
+    x.add_(1)
+    assert numbers(last) == [1.0, 1.0]
+    last.add_(1)
+    assert numbers(x) == [2.0, 2.0]
+
+
+def test_parameters_share_what_they_are_made_of(tl):
+    flat = tl.zeros(6)
+    p, q = tl.nn.Parameter(flat[:4].view(2, 2)), tl.nn.Parameter(flat[4:])
+    for _ in range(3):
+        flat.add_(1)
+        (p.sum() * (q * q).sum()).backward()
+        with tl.no_grad():
+            p.copy_(p.grad)
+            q.mul_(2)
+        p.grad = q.grad = None
+    assert numbers(flat) == [98.0] * 4 + [14.0] * 2 and flat._version == p._version == q._version == 9
+    frozen = tl.nn.Parameter(flat, requires_grad=False)
+    frozen.zero_()
+    assert numbers(p) == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_a_view_that_becomes_a_leaf_stays_where_it_is(tl):
+    x = tl.zeros(3)
+    v = x[:2].requires_grad_()
+    x.add_(1)
+    (v * v).sum().backward()
+    assert v.is_leaf and numbers(v.grad) == [2.0, 2.0]
+    with tl.no_grad():
+        v.mul_(3)
+    assert numbers(x) == [3.0, 3.0, 1.0]
+
+
 # ---------------------------------------------------------------- views
 
 VIEWS = [

@@ -356,7 +356,7 @@ def saves_of_program(program: Program, names: tuple[str, ...]) -> dict[str, tupl
     for kind, slots, _ in program.instructions:
         if kind is VAR or not kind.saves:
             continue
-        saved = {n for needs in kind.saves.values() for n in needs}
+        saved = kind.saved_at_most
         for name, s in zip(kind.operands, slots, strict=True):
             if name in saved:
                 needed[names[-s - 1] if s < 0 else "between"] = None

@@ -132,6 +132,27 @@ def push(node: Node, level: Level, inputs: tuple[Node, ...]) -> None:
         tangents[node] = made
 
 
+def _saves(kind: Kind, which: tuple[int, ...]) -> dict[str, tuple[str, ...]]:
+    """What the backward of `kind`'s JVP needs, for tangents of the operands `which`.
+
+    The gradient of a tangent needs what the kind's backward needs for that operand. An operand that this slope depends on
+    has a gradient too: it needs the tangent, and the values of the slope, itself only where the kind is curved in it.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for i in which:
+        slope = {*kind.saves.get("*", ()), *kind.saves.get(kind.operands[i], ())}
+        if not slope:
+            continue
+        values = {f"primal{j}": o for j, o in enumerate(kind.operands) if o in slope}
+        found.setdefault(f"tangent{i}", {}).update(dict.fromkeys(values))
+        for j, o in enumerate(kind.operands):
+            if o in slope or "result" in slope:
+                curved = o in kind.saves.get("*", ()) or o in kind.saves.get(o, ())
+                others = [n for n in values if curved or n != f"primal{j}"]
+                found.setdefault(f"primal{j}", {}).update(dict.fromkeys((f"tangent{i}", *others)))
+    return {of: tuple(names) for of, names in found.items()}
+
+
 def _recorded(kind: Kind, inputs: tuple[Node, ...], given: Sequence[Node | None]) -> Node | None:
     which = tuple([i for i, t in enumerate(given) if t is not None and inputs[i].aval.differentiable])
     if not which:
@@ -146,11 +167,7 @@ def _recorded(kind: Kind, inputs: tuple[Node, ...], given: Sequence[Node | None]
         found.casts = (None,) * len(operands)
         found.aval, found.avals = kind.aval, kind.avals
         found.differentiable = True
-        if kind.saves:
-            saved = {n for needs in kind.saves.values() for n in needs}
-            found.saves = {
-                "*": tuple(n for n, o in zip(names, kind.operands, strict=False) if o in saved) + names[len(inputs) :]
-            }
+        found.saves = _saves(kind, which)
         JVP.kinds[key] = found
     return record_kind(found, operands)  # type: ignore[arg-type]
 

@@ -14,8 +14,8 @@ from typing import Any
 from tapejax.autograd.graph_task import running
 from tapejax.errors import refuse
 from tapejax.storage.view import history_of
-from tapejax.tape.node import VAR
-from tapejax.tape.note import note_of
+from tapejax.tape.node import VAR, Node
+from tapejax.tape.note import Meta, note_of
 from tapejax.tape.op import composite
 from tapejax.tensor import Tensor
 
@@ -87,6 +87,11 @@ def register_post_accumulate_grad_hook(self: Tensor, hook: Callable[[Tensor], No
     return add_hook(node.note, "post_accumulate_hooks", hook)
 
 
+def _place(node: Node) -> Node | Meta:
+    """What a gradient at `node` belongs to: a leaf's state, which all its successive values share, or the node itself."""
+    return node.note if node.kind is VAR else node
+
+
 def register_multi_grad_hook(tensors: Sequence[Tensor], fn: Callable[..., Any], *, mode: str = "all") -> RemovableHandle:
     """Call `fn` once a backward when the gradients of `tensors` are there.
 
@@ -98,7 +103,7 @@ def register_multi_grad_hook(tensors: Sequence[Tensor], fn: Callable[..., Any], 
     chosen = list(tensors)
     if any(not t.requires_grad for t in chosen):
         raise refuse(RuntimeError, "register_multi_grad_hook", "cannot register a hook on a tensor that doesn't require gradient")
-    nodes = [weakref.ref(history_of(t.node)) for t in chosen]
+    places = [weakref.ref(_place(history_of(t.node))) for t in chosen]
     seen: dict[int, list[Any]] = {}
 
     def arrive(index: int) -> Callable[[Tensor], None]:
@@ -111,9 +116,9 @@ def register_multi_grad_hook(tensors: Sequence[Tensor], fn: Callable[..., Any], 
                     fn(grad)
                 return
             if task.number not in seen:
-                expected = sum(1 for r in nodes if (n := r()) is not None and task.reaches(n))
+                reached = {_place(n) for n in task.taking_part}
                 seen.clear()
-                seen[task.number] = [[None] * len(nodes), expected]
+                seen[task.number] = [[None] * len(places), sum(1 for place in places if place() in reached)]
             grads, _ = entry = seen[task.number]
             grads[index] = grad
             entry[1] -= 1

@@ -7,18 +7,19 @@ from typing import Any
 import jax
 
 from tapejax.errors import refuse
+from tapejax.storage.view import alias_of, show
 from tapejax.tensor import Tensor, from_array
 
 
 def _adopt(made: Tensor, data: Any) -> None:
-    """Name the value of `data`, cut off from its history."""
+    """Share the memory of `data`, cut off from its history."""
     if data is None:
         Tensor.__init__(made, 0)
         return
     if not isinstance(data, Tensor):
         raise refuse(TypeError, type(made).__name__, f"data must be a Tensor, not {type(data).__name__} → tapejax.tensor(data)")
-    node = data.node
-    made._node = data.detach().node if node.requires_grad else node
+    node = data.node if not data.requires_grad else data.detach().node
+    show(made, data, alias_of(data).storage.counter, node)
 
 
 class Parameter(Tensor):
@@ -35,6 +36,12 @@ class Parameter(Tensor):
         _adopt(self, data)
         if requires_grad:
             self.requires_grad_()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
+        """The value anew; the copy has no gradient yet, and none of the attributes that were set on this parameter."""
+        if id(self) not in memo:
+            memo[id(self)] = type(self)(self.detach().clone(), self.requires_grad)
+        return memo[id(self)]
 
     def __repr__(self) -> str:
         return "Parameter containing:\n" + Tensor.__repr__(self)

@@ -19,6 +19,7 @@ from tapejax.optim.optimizer import Optimizer
 from tapejax.tensor import Tensor, leaf_tensor
 
 Average = Callable[[Any, Any, Any], Any]
+MultiAverage = Callable[[list[Tensor], list[Tensor], Any], None]
 
 
 def get_swa_avg_fn() -> Average:
@@ -45,6 +46,27 @@ def get_ema_avg_fn(decay: float = 0.999) -> Average:
     return moving
 
 
+def _in_place(average: Average) -> MultiAverage:
+    """Make of an average of one pair a function that writes the averages of a whole list."""
+
+    def write_all(averaged: list[Tensor], current: list[Tensor], count: Any) -> None:
+        with no_grad():
+            for a, b in zip(averaged, current, strict=True):
+                a.copy_(average(a, b, count))
+
+    return write_all
+
+
+def get_swa_multi_avg_fn() -> MultiAverage:
+    """Return the running mean of `get_swa_avg_fn` for lists, written in place."""
+    return _in_place(get_swa_avg_fn())
+
+
+def get_ema_multi_avg_fn(decay: float = 0.999) -> MultiAverage:
+    """Return the moving average of `get_ema_avg_fn` for lists, written in place."""
+    return _in_place(get_ema_avg_fn(decay))
+
+
 class AveragedModel(Module):
     """A copy of `model` whose parameters are averages of the parameters given to `update_parameters`.
 
@@ -58,7 +80,7 @@ class AveragedModel(Module):
         model: Module,
         device: Any = None,
         avg_fn: Average | None = None,
-        multi_avg_fn: Callable[[list[Tensor], list[Tensor], Any], None] | None = None,
+        multi_avg_fn: MultiAverage | None = None,
         use_buffers: bool = False,
     ) -> None:
         super().__init__()

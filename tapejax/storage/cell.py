@@ -30,10 +30,11 @@ class Storage:
     """`head` is the base's current value, with the base's history. `epoch` counts every write, `counter` those that torch counts.
 
     `detach()` makes a storage of its own (another history) that *mirrors* its source: same values, and for `detach()`
-    the same counter. A write to one makes the other stale or is carried over (storage/view.py). Both links are weak.
+    the same counter. A write to one makes the other stale or is carried over (storage/view.py). Both links are weak; only
+    a mirror's mirror holds what stands between it and the first source.
     """
 
-    __slots__ = ("__weakref__", "base", "counter", "epoch", "head", "meta", "mirrors", "source", "stale", "waiting")
+    __slots__ = ("__weakref__", "base", "between", "counter", "epoch", "head", "meta", "mirrors", "source", "stale", "waiting")
 
     def __init__(self, head: Node, meta: Any, counter: Counter | None = None) -> None:
         self.head = head
@@ -44,14 +45,17 @@ class Storage:
         self.waiting = False
         self.mirrors: list[weakref.ref[Storage]] | None = None
         self.source: tuple[weakref.ref[Storage], tuple[Any, ...]] | None = None  # what this mirrors, through which lenses
+        self.between: Storage | None = None  # the source, where it is a mirror itself
         self.stale = False  # the source was written since
         if head.home is None:  # a second look at a node that a storage already watches leaves it there
             head.home = (self.counter, self.counter.version)
 
-    def mirror(self, head: Node, lenses: tuple[Any, ...], shares_counter: bool) -> Storage:
-        """A storage with a history of its own that shows this one's values (through `lenses`)."""
-        made = Storage(head, None, self.counter if shares_counter else None)
+    def mirror(self, head: Node, lenses: tuple[Any, ...], counter: Counter | None) -> Storage:
+        """A storage with a history of its own that shows this one's values (through `lenses`) and counts with `counter`."""
+        made = Storage(head, None, counter)
         made.source = (weakref.ref(self), lenses)
+        if self.source is not None and self.source[0]() is not None:
+            made.between = self
         alive = [] if self.mirrors is None else [m for m in self.mirrors if m() is not None]
         self.mirrors = [*alive, weakref.ref(made)]
         return made

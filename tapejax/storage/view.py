@@ -338,8 +338,36 @@ def _carry_over(storage: Storage) -> None:
         _carry_over(source)
 
 
+def show(tensor: Any, source: Any, counter: Any, head: Node) -> None:
+    """Make `tensor` a base that mirrors the storage of `source`; `head` is the value it has there, with its own history."""
+    under = alias_of(source)
+    storage = under.storage.mirror(head, under.lenses, counter)
+    storage.meta = head.note if head.kind is VAR else None
+    storage.base = weakref.ref(tensor)
+    tensor._alias = Alias(storage)
+    tensor._node = head
+
+
 def detached(tensor: Any, made: Any, shares_counter: bool) -> None:
     """Give `made` (whose node was just recorded as the detached value) a storage that mirrors the tensor's."""
-    under = alias_of(tensor)
-    made._alias = Alias(under.storage.mirror(made._node, under.lenses, shares_counter))
-    made._alias.storage.base = weakref.ref(made)
+    show(made, tensor, alias_of(tensor).storage.counter if shares_counter else None, made._node)
+
+
+def move_to(tensor: Any, source: Any) -> None:
+    """Make `tensor` share the memory of `source`, keeping its own history and version counter.
+
+    Views and detached aliases of what it was stay where they are.
+    """
+    was, alias = tensor.node, tensor._alias
+    under = alias_of(source)
+    if source is tensor or (alias is not None and under.storage.source == (weakref.ref(alias.storage), alias.lenses) and not under.lenses):
+        return  # it is there already: x.data = x.data
+    node = source.node
+    if node.requires_grad or not was.requires_grad:
+        node = record(detach_value, (1,), (), (node,))  # a node of its own: it is watched by the tensor's counter
+    if was.kind is VAR:
+        node = variable(node, was.note)
+    elif was.requires_grad:
+        node = _overlaid(was, node)
+        move_retained(tensor, node)
+    show(tensor, source, None if alias is None else alias.storage.counter, node)

@@ -75,8 +75,7 @@ def _inference_rules(kind: Kind) -> None:
     """Views of inference tensors are inference tensors; backward must not need one."""
     if kind.op.put is not None or kind.name == "detach_value":
         kind.aval = kind.aval.marked(kind.inputs[0].inference)
-    tracked = {n for n, a in zip(kind.operands, kind.inputs, strict=True) if a.differentiable and not a.weak} | {"*"}
-    saved = {name for of, names in kind.saves.items() if of in tracked for name in names}
+    saved = kind.saved_at_most
     if kind.differentiable and any(a.inference and n in saved for n, a in zip(kind.operands, kind.inputs, strict=True)):
         kind.differentiable = _SavesInference(kind)
 

@@ -40,6 +40,12 @@ class Kind:
         self.lens: Any = None  # of a view kind without further operands: its lens
         self.reach: Any = None  # of a PULL kind: per output, the inputs it depends on
 
+    @property
+    def saved_at_most(self) -> set[str]:
+        """What the backward needs where every input that can require grad does."""
+        tracked = {n for n, a in zip(self.operands, self.inputs, strict=True) if a.differentiable and not a.weak} | {"*"}
+        return {name for of, names in self.saves.items() if of in tracked for name in names}
+
     def __repr__(self) -> str:
         return f"<kind {self.name}{self.statics} {self.inputs}>"
 
