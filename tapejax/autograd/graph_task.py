@@ -316,7 +316,7 @@ class GraphTask:
                 continue
             if o in self.wanted_nodes or self._python(o) or o.note.retained_by is not None:
                 return None
-        return None if n.note.post_hooks else block
+        return None if n.note.post_hooks or n.note.cut else block
 
     # -- sweep: from the highest level down ---------------------------------------------------------------------
 

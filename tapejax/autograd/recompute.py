@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from tapejax.autograd.checks import compare_version, freed_error
 from tapejax.autograd.graph_task import GraphTask, _running
-from tapejax.autograd.saved import CONTEXTS, saved_nodes
+from tapejax.autograd.saved import CONTEXTS, saved_values
 from tapejax.rng import default_generator
 from tapejax.storage.view import overlay
 from tapejax.tape import modes
@@ -65,8 +65,8 @@ class _Collector:
     def saved_op(self, node: Node) -> None:
         if self.log is not None:
             self.log.append(f"{node.kind.name} -> {node.aval}")
-        for x in saved_nodes(node):
-            self._add(x.aval)
+        for x in saved_values(node):
+            self._add(x.value.aval)
 
     def keep(self, node: Node, is_output: bool) -> Any:
         self._add(node.aval)
