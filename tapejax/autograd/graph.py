@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from tapejax.autograd.checks import edges_or_none, freed_error, saves_of
 from tapejax.autograd.hooks import RemovableHandle, add_hook, register_multi_grad_hook
 from tapejax.autograd.saved import (
+    OpCut,
     SavedTensor,
     allow_mutation_on_saved_tensors,
     disable_saved_tensors_hooks,
@@ -56,12 +57,16 @@ class Node:
         return note.metadata
 
     def register_hook(self, fn: Callable[..., Any]) -> RemovableHandle:
-        """Call `fn(grad_inputs, grad_outputs)` after this node ran; a tuple it returns replaces grad_inputs."""
-        return add_hook(note_of(self._node), "post_hooks", fn)
+        """Call `fn(grad_inputs, grad_outputs)` after this node ran; a tuple it returns replaces grad_inputs.
+
+        One entry per input and per output; None where there is no gradient, and in the result for an undefined one. (`split`,
+        `chunk` and `unbind` record a node for each output.)
+        """
+        return add_hook(_hooked(self._node), "post_hooks", fn)
 
     def register_prehook(self, fn: Callable[..., Any]) -> RemovableHandle:
-        """Call `fn(grad_outputs)` before this node runs; a tuple it returns replaces grad_outputs."""
-        return add_hook(note_of(self._node), "pre_hooks", fn)
+        """Call `fn(grad_outputs)` before this node runs; a tuple it returns replaces grad_outputs. See `register_hook`."""
+        return add_hook(_hooked(self._node), "pre_hooks", fn)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_saved_"):
@@ -126,6 +131,12 @@ def _whole(node: tape.Node) -> tape.Node:
         return node
     note = node.inputs[0].note
     return node.inputs[0] if note is not None and note.outputs is not None else node
+
+
+def _hooked(node: tape.Node) -> Any:
+    """Where the hooks of a graph node are kept."""
+    note = note_of(node)
+    return note if note.outputs is None else note.cut or OpCut(node)
 
 
 def _below(node: tape.Node) -> Any:

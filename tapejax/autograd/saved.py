@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tapejax.autograd.checks import check_values, freed_error, outputs_of, saves_of
 from tapejax.autograd.gradients import zeros_seed
-from tapejax.autograd.graph_task import running
+from tapejax.autograd.graph_task import frame_of, running
 from tapejax.dispatch import CAST
 from tapejax.errors import refuse
 from tapejax.storage.view import overlay
@@ -178,9 +178,12 @@ def _twin(node: Node) -> Node:
 
 
 class OpCut:
-    """The backward of one op by itself, at unpacked values. A cut, as a custom Function's (see `autograd/function.py`)."""
+    """The backward of one op by itself: at unpacked values, or where hooks see the gradients of all its outputs.
 
-    __slots__ = ("__weakref__", "ctx", "edges", "freed", "kind", "name", "operands", "output_refs", "packed")
+    A cut, as a custom Function's (see `autograd/function.py`).
+    """
+
+    __slots__ = ("__weakref__", "ctx", "edges", "freed", "kind", "name", "operands", "output_refs", "packed", "post_hooks", "pre_hooks")
     takes_undefined = False
 
     def __init__(self, node: Node) -> None:
@@ -192,8 +195,10 @@ class OpCut:
         self.output_refs: list[weakref.ref[Node]] = []
         self.packed: dict[tuple[str, int | None], Packed] = {}  # (name, input position or None for a result) -> value
         self.freed = False
+        self.pre_hooks: dict[int, Any] | None = None
+        self.post_hooks: dict[int, Any] | None = None
         note = note_of(node)
-        note.cut = note.saved = self
+        note.cut = self
         for output in [node] if node.kind.avals is None else outputs_of(node):
             if output.requires_grad:
                 self.bind(output)
@@ -204,6 +209,11 @@ class OpCut:
 
     def outputs(self) -> list[Node]:
         return [n for r in self.output_refs if (n := r()) is not None]
+
+    def slots(self) -> list[Node | None]:
+        """The node of each output that can have a gradient, None where it is gone."""
+        outputs = {self.index_of(o): o for o in self.outputs()}
+        return [outputs.get(i) for i, a in enumerate(self.kind.avals or (self.kind.aval,)) if a.differentiable]
 
     def index_of(self, node: Node) -> int:
         return 0 if self.kind.avals is None else node.kind.statics[0]
@@ -222,9 +232,8 @@ class OpCut:
         if self.freed:
             raise freed_error(outputs[0])
         source = outputs[0] if self.kind.avals is None else outputs[0].inputs[0]
-        names = {name for name, _ in self.packed}
-        check_values(source, saves_of(source) - (names if names.isdisjoint(self.kind.op.returns) else {*names, "result"}))
-        values = list(self.operands)
+        seeds = [gradient[o] if o in gradient else record(zeros_seed, (1,), (batch,), (o,)) for o in outputs]
+        values = self._values(source, seeds[0])
         beside: dict[str, Node] = {}
         for (name, position), kept in self.packed.items():
             if position is not None:
@@ -244,15 +253,30 @@ class OpCut:
         words = (kinds[0], *range(-1, -1 - len(values), -1), *(w for k in kinds[1:] for w in (k, 0)))
         program = Program(words, tuple(x.aval for x in values))
         roots = tuple(range(1, len(kinds))) or (0,)
-        seeds = [gradient[o] if o in gradient else record(zeros_seed, (1,), (batch,), (o,)) for o in outputs]
         found = running().pull_program(program, roots, tuple(-1 - i for i in wanted), values, seeds, [values[i].aval for i in wanted])
         pulled = dict(zip(wanted, found, strict=True))
         return [pulled.get(i) for i in range(len(self.edges))]
 
+    def _values(self, source: Node, seed: Node) -> list[Node]:
+        """The operands; those that nobody keeps must not have been written since."""
+        keeper = source.note.saved if source.note is not None else None
+        if keeper is None or keeper is self:
+            names = {name for name, _ in self.packed}
+            check_values(source, saves_of(source) - (names if names.isdisjoint(self.kind.op.returns) else {*names, "result"}))
+            return list(self.operands)
+        keeper.check()
+        frame = frame_of(source)
+        if frame is None or not self.kind.saves:
+            return list(self.operands)
+        running().tie = seed
+        return frame.stand_ins(running(), self.operands)
+
     def saved(self, name: str) -> Packed | None:
         return next((kept for (n, _), kept in self.packed.items() if n == name), None)
 
-    def pack(self, values: Iterable[SavedValue], pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
+    def pack(self, node: Node, values: Iterable[SavedValue], pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
+        """Keep what the hook makes of `values`, which `node` saves."""
+        note_of(node).saved = self
         for name, place, value in values:
             self.packed[(name, place)] = Packed(pack, unpack, value)
 
@@ -329,7 +353,7 @@ class saved_tensors_hooks:
 
     def saved_op(self, node: Node) -> None:
         if saves_of(node):
-            OpCut(node).pack(saved_values(node), self.pack_hook, self.unpack_hook)
+            OpCut(node).pack(node, saved_values(node), self.pack_hook, self.unpack_hook)
 
     def keep(self, node: Node, is_output: bool) -> Packed:
         return Packed(self.pack_hook, self.unpack_hook, _twin(node) if is_output else node)
@@ -387,7 +411,7 @@ class SavedTensor:
                 "register_hooks",
                 "Calling register_hooks on a saved tensor whose hooks have already been set. Hint: only one pair of hooks is allowed at a time.",
             )
-        (cut or OpCut(node)).pack([v for v in saved_values(node) if v.name == self._name], pack_hook, unpack_hook)
+        (cut or OpCut(node)).pack(node, [v for v in saved_values(node) if v.name == self._name], pack_hook, unpack_hook)
 
 
 # -- writing saved values ----------------------------------------------------------------------------------------------
