@@ -25,7 +25,7 @@ def free(nodes: Iterable[Node], run: FreedRun) -> None:
         note = node.note
         if note is not None:
             note.block = None
-            note.saved = None
+            note.saved = note.kept = None
             if note.cut is not None:
                 note.cut.release()
 

@@ -55,6 +55,12 @@ def frame_of(node: Node) -> Any:
     return getattr(note.saved, "frame", None) if note is not None and node.kind is not VAR and note.saved is not None else None
 
 
+def _kept(node: Node) -> bool:
+    """Whether a selective checkpoint keeps the value of `node`: what came after it is differentiated from there."""
+    frame = frame_of(node)
+    return frame is not None and node.seq in frame.kept
+
+
 def _apart(nodes: list[Node], one_by_one: bool) -> Iterable[list[Node]]:
     """Nodes of one level in the pieces they make: by checkpointed call, or each op for itself."""
     groups: dict[Any, list[Node]] = {}
@@ -276,7 +282,7 @@ class GraphTask:
             alone = self._alone(n)
             for x in reached[n]:
                 if x in level:
-                    apart = alone or self._alone(x) or self._python(x) or x.kind is VAR or self._read(x) or frame_of(n) is not frame_of(x)
+                    apart = alone or self._alone(x) or self._python(x) or x.kind is VAR or self._read(x) or frame_of(n) is not frame_of(x) or _kept(x)
                     own = max(own, level[x] + (1 if apart or (split and n.kind.op is not PICK) else 0))
             level[n] = own
         again = False

@@ -193,7 +193,7 @@ class OpCut:
         self.edges = tuple(x if x.requires_grad else None for x in node.inputs)
         self.operands: tuple[Node, ...] = node.inputs
         self.output_refs: list[weakref.ref[Node]] = []
-        self.packed: dict[tuple[str, int | None], Packed] = {}  # (name, input position or None for a result) -> value
+        self.packed: dict[tuple[str, int | None], Any] = {}  # (name, input position or None for a result) -> value
         self.freed = False
         self.pre_hooks: dict[int, Any] | None = None
         self.post_hooks: dict[int, Any] | None = None
@@ -271,7 +271,7 @@ class OpCut:
         running().tie = seed
         return frame.stand_ins(running(), self.operands)
 
-    def saved(self, name: str) -> Packed | None:
+    def saved(self, name: str) -> Any:
         return next((kept for (n, _), kept in self.packed.items() if n == name), None)
 
     def pack(self, node: Node, values: Iterable[SavedValue], pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
@@ -279,6 +279,19 @@ class OpCut:
         note_of(node).saved = self
         for name, place, value in values:
             self.packed[(name, place)] = Packed(pack, unpack, value)
+
+
+class _Forward:
+    """A result that a checkpoint keeps: the forward's."""
+
+    def get(self, original: Node) -> Node:
+        return original
+
+
+def keep_result(node: Node) -> None:
+    """Have the gradient of a checkpointed op computed from its result, if there is a formula for that."""
+    if node.requires_grad and FROM_SAVED.get(node.kind.name, ("",))[0] == "result":
+        OpCut(node).packed[("result", None)] = _Forward()
 
 
 def _softmax_pull(g: Any, r: Any, kind: Any) -> Any:
