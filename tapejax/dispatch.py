@@ -21,6 +21,7 @@ from tapejax.tape.aval import WEAK_INT
 from tapejax.tape.infer import infer
 from tapejax.tape.modes import MODE
 from tapejax.tape.node import NEVER, Kind, Node, leaf, scalar
+from tapejax.tape.note import note_of
 from tapejax.tape.op import COMPOSITES, TABLE, Op, Param
 from tapejax.tape.record import pick, record, record_kind
 from tapejax.tape.waiting import WAITING, stale_before
@@ -150,6 +151,8 @@ _return_types: dict[Op, Any] = {}
 
 def _several(op: Op, node: Node) -> Any:
     outputs = tuple(wrap(pick(node, i)) for i in range(len(node.kind.avals)))
+    if node.requires_grad:
+        note_of(node).outputs = [weakref.ref(o._node) for o in outputs]
     if not op.returns:
         return outputs
     made = _return_types.get(op)

@@ -269,6 +269,20 @@ def test_hooks_and_retained_gradients_inside(x: tj.Tensor) -> None:
     assert x.grad.tolist() == pytest.approx((expected * x.cos()).tolist())
 
 
+def test_node_hooks_of_several_outputs_inside(x: tj.Tensor) -> None:
+    runs, seen = [0], []
+
+    def f(a):
+        runs[0] += 1
+        var, mean = tj.var_mean(a.sin() * a, 0)
+        var.grad_fn.register_hook(lambda inputs, grads: seen.append([g is not None for g in grads]))
+        return var * mean
+
+    checkpoint(f, x, use_reentrant=False).backward()
+    assert runs[0] == 2 and seen == [[True, True]]
+    assert x.grad.tolist() == _expected(lambda x: (x.sin() * x).var() * (x.sin() * x).mean(), x)
+
+
 def test_a_custom_function_inside(x: tj.Tensor) -> None:
     class Square(tj.autograd.Function):
         @staticmethod

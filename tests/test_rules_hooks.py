@@ -507,6 +507,126 @@ def test_a_post_hook_sees_none_for_constants(tl):
     assert seen == [[3.0, None]]
 
 
+SEVERAL = {
+    "max": lambda tl, m: m.max(1),
+    "sort": lambda tl, m: m.sort(1),
+    "topk": lambda tl, m: m.topk(2),
+    "cummax": lambda tl, m: m.cummax(1),
+    "var_mean": lambda tl, m: tl.var_mean(m, 1),
+    "aminmax": lambda tl, m: tl.aminmax(m),
+    "slogdet": lambda tl, m: tl.linalg.slogdet(m),
+    "eigh": lambda tl, m: tl.linalg.eigh(m),
+    "svd": lambda tl, m: tl.linalg.svd(m),
+    "qr": lambda tl, m: tl.linalg.qr(m),
+}
+MATRIX = [[1.0, 2.5, 3.0], [0.3, -1.0, 2.0], [0.2, 0.7, -0.4]]
+
+
+def _shapes(grads: Any) -> list[Any]:
+    return [None if g is None else tuple(g.shape) for g in grads]
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("early", [False, True])
+def test_node_hooks_see_the_gradients_of_all_outputs(tl, name, early):
+    m = leaf(tl, MATRIX)
+    outputs = [o for o in SEVERAL[name](tl, m) if o.requires_grad]
+    if name == "slogdet":
+        outputs = outputs[::-1]  # a real sign has no gradient
+    if early:
+        numbers(outputs[0].detach())
+    node = outputs[0].grad_fn
+    assert all(o.grad_fn is node for o in outputs)
+    seen = []
+    node.register_prehook(lambda grads: seen.append(_shapes(grads)))
+    node.register_hook(lambda inputs, grads: seen.append((_shapes(inputs), _shapes(grads))))
+    chosen = 2 if len(outputs) > 2 else 1
+    sum(o.abs().sum() for o in outputs[:chosen]).backward()
+    given = [tuple(o.shape) for o in outputs[:chosen]] + [None] * (len(outputs) - chosen)
+    if name == "slogdet":
+        given = given[::-1]
+    assert seen == [given, ([(3, 3)], given)]
+    with_hooks, m.grad = m.grad, None
+    sum(o.abs().sum() for o in [o for o in SEVERAL[name](tl, m) if o.requires_grad][:: -1 if name == "slogdet" else 1][:chosen]).backward()
+    assert near(m.grad, numbers(with_hooks), 1e-4)
+
+
+def test_node_hooks_may_replace_the_gradients_of_all_outputs(tl):
+    m = leaf(tl, MATRIX)
+    var, mean = tl.var_mean(m, 1)
+    var.grad_fn.register_prehook(lambda grads: (grads[0] * 0, grads[1] * 6))
+    mean.grad_fn.register_hook(lambda inputs, grads: (inputs[0] + 1,))
+    (var.sum() + mean.sum()).backward()
+    assert near(m.grad, [[3.0] * 3] * 3, 1e-4)
+
+
+def test_node_hooks_may_make_a_gradient_undefined(tl):
+    m = leaf(tl, MATRIX)
+    var, mean = tl.var_mean(m, 1)
+    var.grad_fn.register_prehook(lambda grads: (None, grads[1]))
+    (var.sum() + mean.sum()).backward()
+    assert near(m.grad, [[1 / 3] * 3] * 3, 1e-4)
+    for register in ("register_prehook", "register_hook"):
+        x = leaf(tl, [1.0, 2.0])
+        y = x.exp()
+        getattr(y.grad_fn, register)(lambda *grads: (None,))
+        y.sum().backward()
+        assert x.grad is None
+
+
+def test_what_node_hooks_of_several_outputs_may_return(tl):
+    m = leaf(tl, MATRIX)
+    for result, error, match in (
+        (lambda grads: grads[0], TypeError, "expected tuple, but hook returned 'Tensor'"),
+        (lambda grads: grads[:1], RuntimeError, "incorrect number of values"),
+        (lambda grads: (grads[0], grads[0]), RuntimeError, "can't replace a None gradient with a non-None value"),
+    ):
+        var, _ = tl.var_mean(m, 1)
+        var.grad_fn.register_prehook(result)
+        with pytest.raises(error, match=match):
+            var.sum().backward()
+    assert m.grad is None
+
+
+def test_node_hooks_of_a_function_see_all_outputs(tl):
+    class Three(tl.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            sign = x > 0
+            ctx.mark_non_differentiable(sign)
+            return x * 2, sign, x * 3
+
+        @staticmethod
+        def backward(ctx, a, _, b):
+            return 2 * a + 3 * b
+
+    x = leaf(tl, [1.0, -2.0])
+    a, _, b = Three.apply(x)
+    seen = []
+    a.grad_fn.register_prehook(lambda grads: seen.append(_shapes(grads)))
+    a.grad_fn.register_hook(lambda inputs, grads: seen.append((_shapes(inputs), _shapes(grads))))
+    b.sum().backward()
+    assert seen == [[None, None, (2,)], ([(2,)], [None, None, (2,)])] and near(x.grad, [3.0, 3.0])
+
+
+def test_node_hooks_of_several_outputs_under_create_graph_and_grad(tl):
+    m = leaf(tl, MATRIX)
+    s, v = tl.linalg.eigh(m + m.t())
+    seen = []
+    s.grad_fn.register_hook(lambda inputs, grads: seen.append(_shapes(grads)))
+    (g,) = tl.autograd.grad((s**2).sum(), m, create_graph=True)
+    (h,) = tl.autograd.grad(g.sum(), m, retain_graph=True)
+    assert near(h, [[8.0] * 3] * 3, 1e-2)
+    assert seen[0] == [(3,), None]
+    seen.clear()
+    tl.autograd.grad(s.sum(), s, retain_graph=True)  # the node need not run
+    assert seen == []
+    with tl.no_grad():
+        v.mul_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        s.sum().backward()
+
+
 def test_grad_fn_is_the_same_object_while_it_lives(tl):
     x = leaf(tl, 2.0)
     y = x * 3

@@ -25,7 +25,7 @@ def free(nodes: Iterable[Node], run: FreedRun) -> None:
         note = node.note
         if note is not None:
             note.block = None
-            note.saved = None
+            note.saved = note.kept = None
             if note.cut is not None:
                 note.cut.release()
 
@@ -84,12 +84,28 @@ def saved_check(node: Node) -> None:
         for x in node.inputs:  # a PULL node has only the inputs that its gradients depend on
             compare_version(x, node)
         return
-    names = saves_of(node)
+    check_values(node, saves_of(node))
+
+
+def check_values(node: Node, names: set[str]) -> None:
+    """Raise if a value that `node` saved under one of `names` was written in place since it was recorded."""
     for i, (name, x) in enumerate(zip(node.kind.operands, node.inputs, strict=True)):
         if name in names and not (i == 0 and _overwrites(node, x)):
             compare_version(x, node)
-    if "result" in names:
-        compare_version(node, node)
+    if node.kind.avals is None:
+        if "result" in names:
+            compare_version(node, node)
+        return
+    for output in outputs_of(node):
+        field = node.kind.op.returns[output.kind.statics[0]] if node.kind.op.returns else None
+        if "result" in names or field in names:
+            compare_version(output, output)
+
+
+def outputs_of(node: Node) -> list[Node]:
+    """The outputs of a several-output node that are still there."""
+    note = node.note
+    return [] if note is None else [n for r in note.outputs or () if (n := r()) is not None]
 
 
 def _output_check(node: Node, source: Node) -> None:

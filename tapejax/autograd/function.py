@@ -47,7 +47,7 @@ MAPS: list[Callable[..., list[Any]]] = []
 class Cut:
     """The Python backward behind a Function's outputs."""
 
-    __slots__ = ("__weakref__", "avals", "ctx", "edges", "freed", "name", "needed", "output_refs")
+    __slots__ = ("__weakref__", "avals", "ctx", "edges", "freed", "name", "needed", "output_refs", "post_hooks", "pre_hooks")
     takes_undefined = True
 
     def __init__(self, name: str, ctx: Any, edges: tuple[Node | None, ...]) -> None:
@@ -57,6 +57,12 @@ class Cut:
         self.output_refs: list[weakref.ref[Node] | None] = []
         self.avals: list[Any] = []
         self.freed = False
+        self.pre_hooks: dict[int, Any] | None = None
+        self.post_hooks: dict[int, Any] | None = None
+
+    def slots(self) -> list[Node | None]:
+        """The node of each output, None where it is gone or takes no gradient."""
+        return [None if r is None else r() for r in self.output_refs]
 
     def outputs(self) -> list[Node]:
         return [n for r in self.output_refs if r is not None and (n := r()) is not None]
@@ -234,10 +240,10 @@ class FunctionCtx:
         return self.__dict__.setdefault("_metadata", {})
 
     def register_hook(self, fn: Callable[..., Any]) -> RemovableHandle:
-        return add_hook(note_of(self._first_output()), "post_hooks", fn)
+        return add_hook(self._cut(), "post_hooks", fn)
 
     def register_prehook(self, fn: Callable[..., Any]) -> RemovableHandle:
-        return add_hook(note_of(self._first_output()), "pre_hooks", fn)
+        return add_hook(self._cut(), "pre_hooks", fn)
 
     def _output(self, index: int) -> Node:
         cut = self._cut_ref() if self._cut_ref is not None else None
@@ -247,11 +253,11 @@ class FunctionCtx:
             raise refuse(RuntimeError, type(self).__name__, "this output is gone")
         return node
 
-    def _first_output(self) -> Node:
+    def _cut(self) -> Cut:
         cut = self._cut_ref() if self._cut_ref is not None else None
         if cut is None or not cut.outputs():
             raise refuse(RuntimeError, type(self).__name__, "this function's outputs are gone")
-        return cut.outputs()[0]
+        return cut
 
 
 BackwardCFunction = FunctionCtx

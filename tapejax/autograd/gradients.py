@@ -110,6 +110,24 @@ def checked_hook_result(result: Any, g: Node) -> Node:
     return node
 
 
+def node_hook_results(result: Any, given: list[Node | None]) -> list[Node | None]:
+    """What a hook on a graph node made of the gradients `given`: None leaves them, None in the tuple makes one undefined."""
+    if result is None:
+        return given
+    if not isinstance(result, tuple):
+        if len(given) != 1:
+            raise refuse(TypeError, "hook", f"expected tuple, but hook returned '{type(result).__name__}'")
+        result = (result,)
+    if len(result) != len(given):
+        raise refuse(RuntimeError, "hook", f"hook has returned an incorrect number of values (got {len(result)}, but expected {len(given)})")
+    found: list[Node | None] = []
+    for new, old in zip(result, given, strict=True):
+        if new is not None and old is None:
+            raise refuse(RuntimeError, "hook", "can't replace a None gradient with a non-None value")
+        found.append(None if new is None or old is None else checked_hook_result(new, old))
+    return found
+
+
 def warn_create_graph() -> None:
     warnings.warn(
         "Using backward() with create_graph=True will create a reference cycle between the parameter and its gradient which can cause a memory"

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 from tapejax.autograd.checks import edges_or_none, freed_error, saves_of
 from tapejax.autograd.hooks import RemovableHandle, add_hook, register_multi_grad_hook
 from tapejax.autograd.saved import (
+    OpCut,
     SavedTensor,
     allow_mutation_on_saved_tensors,
     disable_saved_tensors_hooks,
     save_on_cpu,
     saved_of,
     saved_tensors_hooks,
+    saved_values,
 )
 from tapejax.errors import refuse
 from tapejax.storage.view import history_of, same_value, write
@@ -26,7 +28,7 @@ from tapejax.tape import node as tape
 from tapejax.tape.node import SCALAR, VAR
 from tapejax.tape.note import note_of
 from tapejax.tape.op import composite
-from tapejax.tape.record import record
+from tapejax.tape.record import pick, record
 from tapejax.tensor import Tensor, grad_fn_name, wrap
 
 
@@ -55,19 +57,22 @@ class Node:
         return note.metadata
 
     def register_hook(self, fn: Callable[..., Any]) -> RemovableHandle:
-        """Call `fn(grad_inputs, grad_outputs)` after this node ran; a tuple it returns replaces grad_inputs."""
-        return add_hook(note_of(self._node), "post_hooks", fn)
+        """Call `fn(grad_inputs, grad_outputs)` after this node ran; a tuple it returns replaces grad_inputs.
+
+        One entry per input and per output; None where there is no gradient, and in the result for an undefined one. (`split`,
+        `chunk` and `unbind` record a node for each output.)
+        """
+        return add_hook(_hooked(self._node), "post_hooks", fn)
 
     def register_prehook(self, fn: Callable[..., Any]) -> RemovableHandle:
-        """Call `fn(grad_outputs)` before this node runs; a tuple it returns replaces grad_outputs."""
-        return add_hook(note_of(self._node), "pre_hooks", fn)
+        """Call `fn(grad_outputs)` before this node runs; a tuple it returns replaces grad_outputs. See `register_hook`."""
+        return add_hook(_hooked(self._node), "pre_hooks", fn)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_saved_"):
             return _saved(self._node, name.removeprefix("_saved_"))
         if name.startswith("_raw_saved_"):
-            operand = name.removeprefix("_raw_saved_")
-            return SavedTensor(self._node, {"self": "input"}.get(operand, operand))
+            return SavedTensor(self._node, _wanted(self._node, name.removeprefix("_raw_saved_")))
         raise AttributeError(f"'{type(self).__name__}' object has no attribute {name!r}")
 
     def __repr__(self) -> str:
@@ -105,6 +110,7 @@ def view(node: tape.Node) -> Any:
     if node.kind is VAR:
         owner = node.note
     else:
+        node = _whole(node)
         owner = note_of(node)
         if owner.cut is not None and owner.cut.ctx is not None:
             return owner.cut.ctx
@@ -117,6 +123,20 @@ def view(node: tape.Node) -> Any:
         seen = kind(node)
         owner.grad_fn = weakref.ref(seen)
     return seen
+
+
+def _whole(node: tape.Node) -> tape.Node:
+    """The node that `node` is one of several outputs of; any other node itself."""
+    if node.kind is VAR or node.kind.name != "pick" or not node.inputs:
+        return node
+    note = node.inputs[0].note
+    return node.inputs[0] if note is not None and note.outputs is not None else node
+
+
+def _hooked(node: tape.Node) -> Any:
+    """Where the hooks of a graph node are kept."""
+    note = note_of(node)
+    return note if note.outputs is None else note.cut or OpCut(node)
 
 
 def _below(node: tape.Node) -> Any:
@@ -135,24 +155,27 @@ def _output_number(node: tape.Node) -> int:
     return node.kind.statics[0] if node.kind.name == "pick" else 0
 
 
+def _wanted(node: tape.Node, name: str) -> str:
+    """The op's own name of what torch calls `name`."""
+    return "input" if name == "self" and "self" not in node.kind.op.computes else name
+
+
 def _saved(node: tape.Node, name: str) -> Any:
-    if node.kind is not VAR and node.kind.name == "pick":
-        node = node.inputs[0]
     if node.inputs is None:
         raise freed_error(node)
-    wanted = {"self": "input"}.get(name, name)
+    wanted = _wanted(node, name)
     hooked = saved_of(node, wanted)
     if hooked is not NotImplemented:
         return hooked
-    names = saves_of(node)
-    if wanted in names:
-        if wanted == "result":
-            return wrap(node)
+    if wanted in saves_of(node) and wanted in node.kind.operands:
         for operand, x in zip(node.kind.operands, node.inputs, strict=True):
             if operand == wanted:
                 if x.kind is VAR and x.note.tensor is not None and (tensor := x.note.tensor()) is not None and tensor.node is x:
                     return tensor  # the leaf itself
                 return x.value if x.kind is SCALAR else wrap(x)
+    for found in saved_values(node):
+        if found.name == wanted:
+            return wrap(node if found.name == "result" else found.value)
     if wanted in node.kind.operands and any(wanted in saved for saved in node.kind.saves.values()):
         return None  # nobody's gradient needs it here
     statics = dict(zip(node.kind.op.statics, node.kind.statics, strict=True))
@@ -192,7 +215,9 @@ def node_of_edge(edge: GradientEdge) -> tape.Node:
     if edge.ownership_token is not None:
         return edge.ownership_token
     if isinstance(edge.node, Node):
-        return edge.node._node
+        node = edge.node._node
+        outputs = None if node.kind is VAR or node.note is None else node.note.outputs
+        return node if outputs is None else outputs[edge.output_nr]() or pick(node, edge.output_nr)
     return edge.node._output(edge.output_nr)  # a custom Function's ctx
 
 

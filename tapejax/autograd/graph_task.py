@@ -18,7 +18,15 @@ from tapejax.autograd import anomaly
 from tapejax.autograd.checks import check_saved, edges, edges_or_none, free, freed_error, needed_nodes, saved_check
 from tapejax.autograd.course import COURSES, MANY_COURSES, Arrival, Course
 from tapejax.autograd.freed import FreedRun
-from tapejax.autograd.gradients import add, checked_hook_result, deposit, ones_seed, sum_of, zeros_seed
+from tapejax.autograd.gradients import (
+    add,
+    checked_hook_result,
+    deposit,
+    node_hook_results,
+    ones_seed,
+    sum_of,
+    zeros_seed,
+)
 from tapejax.autograd.pull import PULL, PullPlan, is_pulled, pull_block, reached_inputs
 from tapejax.autograd.walk import Target, Walk, floor_of
 from tapejax.engine import derive
@@ -43,6 +51,12 @@ def frame_of(node: Node) -> Any:
     """The checkpointed call that recorded `node`, if its values are to be computed again."""
     note = node.note
     return getattr(note.saved, "frame", None) if note is not None and node.kind is not VAR and note.saved is not None else None
+
+
+def _kept(node: Node) -> bool:
+    """Whether a selective checkpoint keeps the value of `node`: what came after it is differentiated from there."""
+    frame = frame_of(node)
+    return frame is not None and node.seq in frame.kept
 
 
 def _apart(nodes: list[Node], one_by_one: bool) -> Iterable[list[Node]]:
@@ -256,7 +270,7 @@ class GraphTask:
             alone = self._alone(n)
             for x in reached[n]:
                 if x in level:
-                    apart = alone or self._alone(x) or self._python(x) or x.kind is VAR or self._read(x) or frame_of(n) is not frame_of(x)
+                    apart = alone or self._alone(x) or self._python(x) or x.kind is VAR or self._read(x) or frame_of(n) is not frame_of(x) or _kept(x)
                     own = max(own, level[x] + (1 if apart or (split and n.kind.op is not PICK) else 0))
             level[n] = own
         again = False
@@ -304,7 +318,7 @@ class GraphTask:
                 continue
             if o in self.wanted_nodes or self._python(o) or o.note.retained_by is not None:
                 return None
-        return None if n.note.post_hooks else block
+        return None if n.note.post_hooks or n.note.cut else block
 
     # -- sweep: from the highest level down ---------------------------------------------------------------------
 
@@ -418,7 +432,11 @@ class GraphTask:
         if n in self.wanted_nodes:  # torch reports a value that is passed on as it was before its hooks
             self.captured[n] = given if passes and not self.accumulate else g
         if note.pre_hooks and passes:
-            g = self._call_prehooks(note.pre_hooks, g)
+            (found,) = self._call_prehooks(note.pre_hooks, [g])
+            if found is None:
+                del self.gradient[n]
+                return
+            g = found
         self.gradient[n] = g
 
     def _passes(self, n: Node) -> bool:
@@ -441,26 +459,17 @@ class GraphTask:
                 g = checked_hook_result(result, g)
         return g
 
-    def _call_prehooks(self, hooks: dict[int, Any], g: Node) -> Node:
+    def _call_prehooks(self, hooks: dict[int, Any], outputs: Sequence[Node | None]) -> list[Node | None]:
+        """What prehooks make of the gradients that arrived, one per output of the node."""
+        found = list(outputs)
         for hook in list(hooks.values()):
-            result = hook((wrap(g),))
-            if result is not None:
-                result = result[0] if isinstance(result, tuple) else result
-                g = checked_hook_result(result, g)
-        return g
+            found = node_hook_results(hook(_wrapped(found)), found)
+        return found
 
-    def _call_post_hooks(self, n: Node, inputs: Sequence[Node | None], g: Node | None) -> list[Node | None]:
+    def _call_post_hooks(self, hooks: dict[int, Any], inputs: Sequence[Node | None], outputs: Sequence[Node | None]) -> list[Node | None]:
         found = list(inputs)
-        note = n.note
-        if note is None or not note.post_hooks:
-            return found
-        for hook in list(note.post_hooks.values()):
-            result = hook(tuple(None if x is None else wrap(x) for x in found), (None if g is None else wrap(g),))
-            if result is not None:
-                result = result if isinstance(result, tuple) else (result,)
-                if len(result) != len(found):
-                    raise refuse(RuntimeError, "hook", f"hook has returned an incorrect number of values (got {len(result)}, but expected {len(found)})")
-                found = [old if new is None else new.node for old, new in zip(found, result, strict=True)]
+        for hook in list(hooks.values()):
+            found = node_hook_results(hook(_wrapped(found), _wrapped(outputs)), found)
         return found
 
     def _retain(self, meta: Meta, g: Node) -> None:
@@ -544,7 +553,7 @@ class GraphTask:
         given = dict(zip(boundary, gradients, strict=True))
         place = {x: i for i, x in reversed(list(enumerate(n.inputs)))}
         full = [given[x] if x in given and place[x] == i else None for i, x in enumerate(n.inputs)]
-        found = self._call_post_hooks(n, full, self.gradient.get(n))
+        found = self._call_post_hooks(n.note.post_hooks, full, [self.gradient.get(n)])
         return [found[place[x]] if x in place else g for x, g in given.items()]
 
     def _freed_way(self, n: Node) -> bool:
@@ -658,12 +667,26 @@ class GraphTask:
         below = [x for x in cut.edges if x is not None and x in self.taking_part]
         if not below:
             return
+        outputs = cut.slots()
+        if cut.pre_hooks:
+            self._prehooked(cut, outputs)
+            if not cut.takes_undefined and not any(o in self.gradient for o in outputs):
+                return
         results = self._run_cut(n, cut)
-        results = self._call_post_hooks(n, results, self.gradient.get(n))
+        hooks = {**(n.note.post_hooks or {}), **(cut.post_hooks or {})}
+        results = self._call_post_hooks(hooks, results, [None if o is None else self.gradient.get(o) for o in outputs])
         for x, g in zip(cut.edges, results, strict=True):
             if x is not None and g is not None and x in self.taking_part:
                 self.gradient[x] = add(self.gradient.get(x), g)
         self.executed += cut.outputs()
+
+    def _prehooked(self, cut: Any, outputs: Sequence[Node | None]) -> None:
+        found = self._call_prehooks(cut.pre_hooks, [None if o is None else self.gradient.get(o) for o in outputs])
+        for o, g in zip(outputs, found, strict=True):
+            if o is not None:
+                self.gradient.pop(o, None)
+                if g is not None:
+                    self.gradient[o] = g
 
     def _run_cut(self, n: Node, cut: Any) -> list[Node | None]:
         watch = self.watch
@@ -707,7 +730,10 @@ class GraphTask:
     def _accumulate(self, meta: Meta, g: Node) -> None:
         """AccumulateGrad: prehooks, add into `.grad`, post-accumulate hooks, post hooks."""
         if meta.pre_hooks:
-            g = self._call_prehooks(meta.pre_hooks, g)
+            (found,) = self._call_prehooks(meta.pre_hooks, [g])
+            if found is None:
+                return
+            g = found
         self._store(meta, g)
         if meta.post_accumulate_hooks or meta.post_hooks:
             tensor = meta.tensor() if meta.tensor is not None else None
@@ -727,6 +753,10 @@ class GraphTask:
             g = record(sum_of, (1, 1), (), (old.node, g))
             deposit(meta, g)
         self._deposited.append(g)
+
+
+def _wrapped(gradients: Sequence[Node | None]) -> tuple[Any, ...]:
+    return tuple(None if g is None else wrap(g) for g in gradients)
 
 
 def _reach(block: Block) -> dict[Node, list[Node]]:

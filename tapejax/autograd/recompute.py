@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from tapejax.autograd.checks import compare_version, freed_error
 from tapejax.autograd.graph_task import GraphTask, _running
-from tapejax.autograd.saved import CONTEXTS, saved_nodes
+from tapejax.autograd.saved import CONTEXTS, saved_values
+from tapejax.errors import refuse
 from tapejax.rng import default_generator
 from tapejax.storage.view import overlay
 from tapejax.tape import modes
@@ -65,8 +67,8 @@ class _Collector:
     def saved_op(self, node: Node) -> None:
         if self.log is not None:
             self.log.append(f"{node.kind.name} -> {node.aval}")
-        for x in saved_nodes(node):
-            self._add(x.aval)
+        for x in saved_values(node):
+            self._add(x.value.aval)
 
     def keep(self, node: Node, is_output: bool) -> Any:
         self._add(node.aval)
@@ -103,6 +105,8 @@ class Frame(_Collector):
             if isinstance(a, Tensor):  # saved like an operand: by hooks around the call, or by the frame it is in
                 self.args[i] = _Argument(a, None if outer is None else outer.keep(a.node, False))
         self.has_data = any(isinstance(a, Tensor) and a.node.kind is not VAR for a in args)
+        self.kept: dict[int, bool] = {}  # number of a node that is not computed again -> whether its value may be written
+        self._held: list[Node] = []  # these nodes, while the function runs
         self.first = next_seq()
         self.last = 1 << 62
 
@@ -110,8 +114,22 @@ class Frame(_Collector):
     def frame(self) -> Frame:
         return self
 
-    def close(self) -> None:
+    def keep_value(self, node: Node, mutable: bool) -> None:
+        """Take the forward's value of `node` for the backward."""
+        frame: Frame | None = self
+        while frame is not None:
+            frame.kept[node.seq] = mutable
+            frame = frame.outer
+        self._held.append(node)
+
+    def close(self, result: Any = None) -> None:
+        """The function has returned `result`: its tensors keep alive what was recorded before them and is to be kept."""
         self.last = next_seq()
+        held, self._held = self._held, []
+        if held:
+            for x in jax.tree_util.tree_leaves(result, is_leaf=lambda v: isinstance(v, Tensor)):
+                if isinstance(x, Tensor) and x.requires_grad and self.inside(x.node) and x.node.kind is not VAR:
+                    note_of(x.node).kept = [n for n in held if n.seq < x.node.seq]
 
     def saved_op(self, node: Node) -> None:
         note_of(node).saved = self
@@ -281,6 +299,8 @@ class Recomputation:
                 continue
             if n.kind in (SCALAR, ARGUMENT) or (n.value is not None and self.frame.inside(n)):
                 copies[n] = n
+            elif n.seq in self.frame.kept:
+                copies[n] = self._kept(n)
             elif n.kind in (VAR, LEAF) or not self.frame.inside(n):
                 copies[n] = self._from_outside(n)
             elif n.inputs is None:
@@ -292,6 +312,12 @@ class Recomputation:
             inputs = tuple([copies[i] for i in n.inputs])
             copies[n] = Node(n.kind, inputs, n.aval, False, min(i.oldest for i in inputs) if inputs else n.oldest)
         return copies[x]
+
+    def _kept(self, n: Node) -> Node:
+        home = n.home
+        if home is not None and home[0].version != home[1] and not self.frame.kept[n.seq]:
+            raise refuse(RuntimeError, "checkpoint", "Tensor cached during selective activation checkpoint has been mutated")
+        return self._from_outside(n)
 
     def _from_outside(self, n: Node) -> Node:
         source = n if self.outer is None else self.outer._value(n)

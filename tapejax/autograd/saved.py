@@ -8,14 +8,14 @@ differentiates the op at the unpacked values; `allow_mutation_on_saved_tensors` 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
-from tapejax.autograd.checks import freed_error, saves_of
+from tapejax.autograd.checks import check_values, freed_error, outputs_of, saves_of
 from tapejax.autograd.gradients import zeros_seed
-from tapejax.autograd.graph_task import running
+from tapejax.autograd.graph_task import frame_of, running
 from tapejax.dispatch import CAST
 from tapejax.errors import refuse
 from tapejax.storage.view import overlay
@@ -37,8 +37,8 @@ def _observe(node: Node, mode: int) -> None:
         return
     if node.kind.op is PICK:
         made = node.inputs[0].note
-        if made is not None and isinstance(made.saved, SavedCut):
-            made.saved.bind(node)
+        if made is not None and isinstance(made.cut, OpCut):
+            made.cut.bind(node)
             return
     CONTEXTS.get()[-1].saved_op(node)
 
@@ -132,24 +132,43 @@ class Packed:
         """Hooks answer for what they keep: writes to the original are their business."""
 
 
-def _order(name: str) -> tuple[bool, str]:
-    """torch's order of what an op saves: operands by name, results last."""
-    return name == "result", "self" if name == "input" else name
-
-
-def saved_nodes(node: Node) -> list[Node]:
-    """The values that an op saves, one entry per saved tensor; a result stands for itself."""
-    found: list[Node] = []
+def _names(node: Node) -> list[str]:
+    """What an op saves, in torch's order: operands by name, then results by name; with computed values, as declared."""
     kind = node.kind
-    for name in sorted(saves_of(node), key=_order):
-        if name in kind.operands:
-            found += [x for n, x in zip(kind.operands, node.inputs, strict=True) if n == name and x.kind is not SCALAR]
-        elif name == "result" and kind.avals is None:
-            found.append(node)
-        elif kind.avals is not None:
-            fields = kind.op.returns or range(len(kind.avals))
-            with _unwatched():
-                found += [pick(node, i) for i, field in enumerate(fields) if name in ("result", field)]
+    if kind.op.computes:
+        return sorted(saves_of(node), key=[name for names in kind.saves.values() for name in names].index)
+    return sorted(saves_of(node), key=lambda name: (name not in kind.operands, "self" if name == "input" else name))
+
+
+class SavedValue(NamedTuple):
+    """One value that an op saves; `place` is None where it is no operand."""
+
+    name: str
+    place: int | None
+    value: Node
+
+
+def saved_values(node: Node) -> list[SavedValue]:
+    """The values that the backward of an op needs, one entry per saved tensor. None of them refers to `node`."""
+    kind = node.kind
+    op = kind.op
+    source = _twin(node)
+    computed: Node | None = None
+    found: list[SavedValue] = []
+    with _unwatched():
+        for name in _names(node):
+            if name in kind.operands:
+                given = enumerate(zip(kind.operands, node.inputs, strict=True))
+                found += [SavedValue(name, i, x) for i, (n, x) in given if n == name and x.kind is not SCALAR]
+            elif op.computed_by is not None and name in op.computes:
+                computed = computed or record(op.computed_by, kind.form, kind.statics, node.inputs)
+                found.append(SavedValue(name, None, pick(computed, op.computes.index(name))))
+            elif kind.avals is None:
+                found += [SavedValue(name, None, source)] if name == "result" else []
+            else:
+                fields = op.returns or tuple(f"result{i}" for i in range(len(kind.avals)))
+                wanted = sorted(field for field in fields if name in ("result", field))
+                found += [SavedValue(field, None, pick(source, fields.index(field))) for field in wanted]
     return found
 
 
@@ -158,24 +177,31 @@ def _twin(node: Node) -> Node:
     return Node(node.kind, node.inputs, node.aval, False, node.oldest)
 
 
-class SavedCut:
-    """The backward of a node whose saved values are packed. A cut, as a custom Function's (see `autograd/function.py`)."""
+class OpCut:
+    """The backward of one op by itself: at unpacked values, or where hooks see the gradients of all its outputs.
 
-    __slots__ = ("__weakref__", "batched", "ctx", "edges", "freed", "name", "operands", "output_refs", "packed")
+    A cut, as a custom Function's (see `autograd/function.py`).
+    """
+
+    __slots__ = ("__weakref__", "ctx", "edges", "freed", "kind", "name", "operands", "output_refs", "packed", "post_hooks", "pre_hooks")
     takes_undefined = False
 
     def __init__(self, node: Node) -> None:
         self.name = grad_fn_name(node)
         self.ctx = None
+        self.kind = node.kind
         self.edges = tuple(x if x.requires_grad else None for x in node.inputs)
         self.operands: tuple[Node, ...] = node.inputs
         self.output_refs: list[weakref.ref[Node]] = []
-        self.packed: dict[tuple[str, int | None], Packed] = {}  # (name, input position or None for a result) -> value
+        self.packed: dict[tuple[str, int | None], Any] = {}  # (name, input position or None for a result) -> value
         self.freed = False
+        self.pre_hooks: dict[int, Any] | None = None
+        self.post_hooks: dict[int, Any] | None = None
         note = note_of(node)
-        note.saved = self
-        if node.kind.avals is None:
-            self.bind(node)
+        note.cut = self
+        for output in [node] if node.kind.avals is None else outputs_of(node):
+            if output.requires_grad:
+                self.bind(output)
 
     def bind(self, node: Node) -> None:
         note_of(node).cut = self
@@ -184,8 +210,13 @@ class SavedCut:
     def outputs(self) -> list[Node]:
         return [n for r in self.output_refs if (n := r()) is not None]
 
+    def slots(self) -> list[Node | None]:
+        """The node of each output that can have a gradient, None where it is gone."""
+        outputs = {self.index_of(o): o for o in self.outputs()}
+        return [outputs.get(i) for i, a in enumerate(self.kind.avals or (self.kind.aval,)) if a.differentiable]
+
     def index_of(self, node: Node) -> int:
-        return next(i for i, r in enumerate(self.output_refs) if r() is node)
+        return 0 if self.kind.avals is None else node.kind.statics[0]
 
     def check(self) -> None:
         """See `Packed.check`."""
@@ -200,49 +231,67 @@ class SavedCut:
         outputs = self.outputs()
         if self.freed:
             raise freed_error(outputs[0])
-        values = list(self.operands)
-        result: Node | None = None
-        for (_, position), kept in self.packed.items():
+        source = outputs[0] if self.kind.avals is None else outputs[0].inputs[0]
+        seeds = [gradient[o] if o in gradient else record(zeros_seed, (1,), (batch,), (o,)) for o in outputs]
+        values = self._values(source, seeds[0])
+        beside: dict[str, Node] = {}
+        for (name, position), kept in self.packed.items():
             if position is not None:
                 values[position] = kept.get(self.operands[position])
             else:
-                result = kept.get(outputs[0] if len(outputs) == 1 else None)
+                beside[name] = kept.get(outputs[0] if name == "result" else None)
         wanted = [i for i, x in enumerate(self.edges) if x is not None]
-        first = outputs[0]
-        if result is not None and first.kind.name in FROM_RESULT and batch is None:
+        which, pull = FROM_SAVED.get(self.kind.name, ("", None))
+        if pull is not None and which in beside and batch is None:
             before = modes.switch(modes.SAVED_HOOKS, False)
             try:
-                return [FROM_RESULT[first.kind.name](wrap(gradient[first]), wrap(result), first.kind).node]
+                pulled = {0: pull(wrap(gradient[outputs[0]]), wrap(beside[which]), self.kind).node}
             finally:
                 modes.MODE.set(before)
-        kinds = [first.kind] if first.kind.op is not PICK else [first.inputs[0].kind, *(o.kind for o in outputs)]
+            return [pulled.get(i) for i in range(len(self.edges))]
+        kinds = [self.kind] if self.kind.avals is None else [self.kind, *(o.kind for o in outputs)]
         words = (kinds[0], *range(-1, -1 - len(values), -1), *(w for k in kinds[1:] for w in (k, 0)))
         program = Program(words, tuple(x.aval for x in values))
         roots = tuple(range(1, len(kinds))) or (0,)
-        seeds = [gradient[o] if o in gradient else record(zeros_seed, (1,), (batch,), (o,)) for o in outputs]
         found = running().pull_program(program, roots, tuple(-1 - i for i in wanted), values, seeds, [values[i].aval for i in wanted])
         pulled = dict(zip(wanted, found, strict=True))
         return [pulled.get(i) for i in range(len(self.edges))]
 
-    def saved(self, name: str) -> Packed | None:
+    def _values(self, source: Node, seed: Node) -> list[Node]:
+        """The operands; those that nobody keeps must not have been written since."""
+        keeper = source.note.saved if source.note is not None else None
+        if keeper is None or keeper is self:
+            names = {name for name, _ in self.packed}
+            check_values(source, saves_of(source) - (names if names.isdisjoint(self.kind.op.returns) else {*names, "result"}))
+            return list(self.operands)
+        keeper.check()
+        frame = frame_of(source)
+        if frame is None or not self.kind.saves:
+            return list(self.operands)
+        running().tie = seed
+        return frame.stand_ins(running(), self.operands)
+
+    def saved(self, name: str) -> Any:
         return next((kept for (n, _), kept in self.packed.items() if n == name), None)
 
-    def pack(self, node: Node, name: str, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
-        """Pack what `node` saves under `name`."""
-        kind = node.kind
-        if name in kind.operands:
-            for i, (n, x) in enumerate(zip(kind.operands, node.inputs, strict=True)):
-                if n == name and x.kind is not SCALAR and kind.op.name != "pull_residuals":
-                    self.packed[(name, i)] = Packed(pack, unpack, x)
-        elif name == "result" and kind.avals is None:
-            self.packed[(name, None)] = Packed(pack, unpack, _twin(node))
-        elif kind.avals is not None:
-            twin = _twin(node)
-            for i, field in enumerate(kind.op.returns or range(len(kind.avals))):
-                if name in ("result", field):
-                    with _unwatched():
-                        output = pick(twin, i)
-                    self.packed[(f"{name}{i}" if name == "result" else name, None)] = Packed(pack, unpack, output)
+    def pack(self, node: Node, values: Iterable[SavedValue], pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
+        """Keep what the hook makes of `values`, which `node` saves."""
+        note_of(node).saved = self
+        for name, place, value in values:
+            self.packed[(name, place)] = Packed(pack, unpack, value)
+
+
+class _Forward:
+    """A result that a checkpoint keeps: the forward's."""
+
+    def get(self, original: Node) -> Node:
+        return original
+
+
+def keep_result(node: Node) -> None:
+    """Have the gradient of a checkpointed op computed from its result, if there is a formula for that."""
+    if node.requires_grad and FROM_SAVED.get(node.kind.name, ("",))[0] == "result":
+        OpCut(node).packed[("result", None)] = _Forward()
 
 
 def _softmax_pull(g: Any, r: Any, kind: Any) -> Any:
@@ -255,18 +304,34 @@ def _log_softmax_pull(g: Any, r: Any, kind: Any) -> Any:
     return g - r.exp() * g.sum(dim, keepdim=True)
 
 
-#: Gradients in terms of the result, for ops that save it: they use what the unpack hook returns. Other ops that save
-#: their result call the hook as well, and then differentiate at their operands, which gives the same gradient.
-FROM_RESULT: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "exp": lambda g, r, _: g * r.conj() if r.is_complex() else g * r,
-    "sqrt": lambda g, r, _: g / (2 * r),
-    "rsqrt": lambda g, r, _: -0.5 * g * r**3,
-    "reciprocal": lambda g, r, _: -g * r * r,
-    "tanh": lambda g, r, _: g * (1 - r * r),
-    "sigmoid": lambda g, r, _: g * r * (1 - r),
-    "relu": lambda g, r, _: g * (r > 0),
-    "softmax": _softmax_pull,
-    "log_softmax": _log_softmax_pull,
+def _chosen_pull(g: Any, indices: Any, kind: Any) -> Any:
+    statics = dict(zip(kind.op.statics, kind.statics, strict=True))
+    dim, shape = statics["dim"], kind.inputs[0].shape
+    if not shape:
+        return g
+    if not statics.get("keepdim", True):
+        g, indices = g.unsqueeze(dim), indices.unsqueeze(dim)
+    zeros = g.new_zeros(shape)
+    return zeros.scatter_add(dim, indices, g) if kind.name in ("cummax", "cummin") else zeros.scatter(dim, indices, g)
+
+
+#: The gradient of the first output in terms of a saved value that is no operand: op -> (the value's name, formula). It uses what the
+#: unpack hook returns. Other ops that save such values call the hook as well, and then differentiate at their operands, which
+#: gives the same gradient.
+FROM_SAVED: dict[str, tuple[str, Callable[[Any, Any, Any], Any]]] = {
+    "exp": ("result", lambda g, r, _: g * r.conj() if r.is_complex() else g * r),
+    "sqrt": ("result", lambda g, r, _: g / (2 * r)),
+    "rsqrt": ("result", lambda g, r, _: -0.5 * g * r**3),
+    "reciprocal": ("result", lambda g, r, _: -g * r * r),
+    "tanh": ("result", lambda g, r, _: g * (1 - r * r)),
+    "sigmoid": ("result", lambda g, r, _: g * r * (1 - r)),
+    "relu": ("result", lambda g, r, _: g * (r > 0)),
+    "softmax": ("result", _softmax_pull),
+    "log_softmax": ("result", _log_softmax_pull),
+    **dict.fromkeys(("dropped", "alpha_dropped"), ("other", lambda g, mask, _: g * mask)),
+    **dict.fromkeys(
+        ("max_dim", "min_dim", "median_dim", "nanmedian_dim", "mode", "kthvalue", "sort_op", "topk", "cummax", "cummin"), ("indices", _chosen_pull)
+    ),
 }
 
 
@@ -274,9 +339,15 @@ class saved_tensors_hooks:
     """Store saved tensors your own way: `pack_hook(tensor)` when one is saved, `unpack_hook(packed)` on each access.
 
     Inside the context every tensor that a recorded operation (or a custom Function) saves for backward goes through
-    `pack_hook` once, and its backward is computed with what `unpack_hook` returns, a tensor of the same shape. Only the
-    innermost pair applies. RuntimeError if `pack_hook` writes its input in place; TypeError if `unpack_hook` returns
-    something else than a tensor.
+    `pack_hook` once, in torch's order, and its backward is computed with what `unpack_hook` returns, a tensor of the same
+    shape: for operands, results, indices and masks. Factors of a matrix and the statistics of a normalisation are packed and
+    unpacked too, but the gradient follows from the operands. Only the innermost pair applies. RuntimeError if `pack_hook`
+    writes its input in place; TypeError if `unpack_hook` returns something else than a tensor.
+
+    What is packed differs from torch where tapejax records one operation and torch several, or a reshaped operand (`linear`,
+    `matmul` of more than two axes, `einsum`, pooling in one dimension, recurrent cells, attention, `cosine_similarity`,
+    `quantile`, indexing with a mask): then it is what that one operation's gradient needs. A training `batch_norm` does not
+    save its running statistics.
     """
 
     def __init__(self, pack_hook: Callable[[Tensor], Any], unpack_hook: Callable[[Any], Tensor]) -> None:
@@ -294,12 +365,8 @@ class saved_tensors_hooks:
         close_context(self._states.pop())
 
     def saved_op(self, node: Node) -> None:
-        names = saves_of(node)
-        if not names:
-            return
-        cut = SavedCut(node)
-        for name in sorted(names, key=_order):
-            cut.pack(node, name, self.pack_hook, self.unpack_hook)
+        if saves_of(node):
+            OpCut(node).pack(node, saved_values(node), self.pack_hook, self.unpack_hook)
 
     def keep(self, node: Node, is_output: bool) -> Packed:
         return Packed(self.pack_hook, self.unpack_hook, _twin(node) if is_output else node)
@@ -343,27 +410,21 @@ class SavedTensor:
     def register_hooks(self, pack_hook: Callable[[Tensor], Any], unpack_hook: Callable[[Any], Tensor]) -> None:
         """Pack this saved value now; its backward will use what `unpack_hook` returns."""
         node = self._node
-        if node.inputs is None or (node.note is not None and node.note.cut is not None and node.note.cut.freed):
+        cut = node.note.cut if node.note is not None else None
+        if node.inputs is None or (cut is not None and cut.freed):
             raise refuse(
                 RuntimeError,
                 "register_hooks",
                 "Calling register_hooks on a saved tensor after it has been freed. Saved intermediate values of the graph are freed when you call"
                 " .backward() or autograd.grad() → specify retain_graph=True.",
             )
-        cut = node.note.saved if node.note is not None else None
-        if isinstance(cut, SavedCut) and cut.saved(self._name) is not None:
+        if cut is not None and cut.saved(self._name) is not None:
             raise refuse(
                 RuntimeError,
                 "register_hooks",
                 "Calling register_hooks on a saved tensor whose hooks have already been set. Hint: only one pair of hooks is allowed at a time.",
             )
-        if node.kind.avals is not None or node.kind.op is PICK:
-            raise refuse(
-                NotImplementedError, "register_hooks", f"{grad_fn_name(node)} has several outputs → use graph.saved_tensors_hooks while recording"
-            )
-        if not isinstance(cut, SavedCut):
-            cut = SavedCut(node)
-        cut.pack(node, self._name, pack_hook, unpack_hook)
+        (cut or OpCut(node)).pack(node, [v for v in saved_values(node) if v.name == self._name], pack_hook, unpack_hook)
 
 
 # -- writing saved values ----------------------------------------------------------------------------------------------
@@ -443,7 +504,7 @@ def saved_of(node: Node, name: str) -> Any:
     """The value that hooks unpack for `node`'s saved `name`; NotImplemented where no hooks keep it."""
     note = node.note
     keeper = note.saved if note is not None and node.kind is not VAR else None
-    if not isinstance(keeper, SavedCut):
+    if not isinstance(keeper, OpCut):
         if keeper is not None:
             keeper.accessed()
         return NotImplemented

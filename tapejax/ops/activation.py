@@ -200,11 +200,16 @@ def tanhshrink(input: Any) -> Any:
     return sub(input, tanh(input))
 
 
-@op("nn.functional", saves="input", grad_name="LogSigmoid", oracle="nn.functional.logsigmoid")
+@op("nn.functional", saves="input buffer", computes="buffer", grad_name="LogSigmoid", oracle="nn.functional.logsigmoid")
 def logsigmoid(input: Array) -> Array:
     """Return log(sigmoid(input)) without underflow."""
     _real_floats("logsigmoid", input)
     return jax.nn.log_sigmoid(input)
+
+
+@logsigmoid.computed
+def _(input: Any) -> Any:
+    return (jnp.exp(-jnp.abs(input)),)
 
 
 @op("torch " + _FUNCTIONAL, saves="input")
@@ -302,13 +307,21 @@ def _(make: Make) -> Iterator[ErrorSample]:
     yield error_sample(RuntimeError, "Mismatch of parameter numbers", make(2, 3), make(2))
 
 
-@op("", name="rrelu_sample", saves="input", grad_name="RreluWithNoise", oracle=None)
+@op("", name="rrelu_sample", saves="noise input", computes="noise", grad_name="RreluWithNoise", oracle=None)
 def rrelu_sample(input: Array, lower: Scalar, upper: Scalar, seed: Seed) -> Array:
     """Return `input` above 0, and elsewhere `input` times a slope drawn anew for each element. See `rrelu`."""
     _real_floats("rrelu", input)
+    return jnp.where(input > 0, input, input * _slopes(input, lower, upper, seed))
+
+
+def _slopes(input: Any, lower: Any, upper: Any, seed: Any) -> Any:
     low, high = _as(lower, input), _as(upper, input)
-    slope = low + (high - low) * jax.random.uniform(seed, input.shape, jnp.float32).astype(input.dtype)
-    return jnp.where(input > 0, input, input * slope)
+    return low + (high - low) * jax.random.uniform(seed, input.shape, jnp.float32).astype(input.dtype)
+
+
+@rrelu_sample.computed
+def _(input: Any, lower: Any, upper: Any, seed: Any) -> Any:
+    return (jnp.where(input > 0, 1, _slopes(input, lower, upper, seed)),)
 
 
 @composite("torch " + _FUNCTIONAL)

@@ -50,10 +50,15 @@ def eigh(A: Array, UPLO: str = "L") -> tuple[Array, Array]:
     return _eigh("linalg.eigh", A, UPLO)
 
 
-@op("linalg", saves="result", triangle=True, oracle="linalg.eigvalsh", grad_name="LinalgEigh")
+@op("linalg", saves="result eigenvectors", computes="eigenvectors", triangle=True, oracle="linalg.eigvalsh", grad_name="LinalgEigh")
 def eigvalsh(A: Array, UPLO: str = "L") -> Array:
     """Return the rising eigenvalues of Hermitian matrices, `(..., N, N) -> (..., N)`; differentiable also where equal."""
     return _eigh("linalg.eigvalsh", A, UPLO)[0]
+
+
+@eigvalsh.computed
+def _(A: Any, UPLO: str) -> Any:
+    return _eigh("linalg.eigvalsh", A, UPLO)[1:]
 
 
 for _op in (eigh, eigvalsh):
@@ -73,11 +78,16 @@ def eig(A: Array) -> tuple[Array, Array]:
     return values, vectors
 
 
-@op("linalg", saves="result", oracle="linalg.eigvals", grad_name="LinalgEig")
+@op("linalg", saves="result eigenvectors", computes="eigenvectors", oracle="linalg.eigvals", grad_name="LinalgEig")
 def eigvals(A: Array) -> Array:
     """Return the eigenvalues of square matrices, complex and unordered: `(..., N, N) -> (..., N)`."""
     matrices("linalg.eigvals", A)
     return jnp.linalg.eigvals(A)
+
+
+@eigvals.computed
+def _(A: Any) -> Any:
+    return (eig.impl(A)[1],)
 
 
 for _op in (eig, eigvals):
@@ -111,11 +121,16 @@ def _(make: Any) -> Iterator[Any]:
     yield sample(make(2, 4), full_matrices=False)
 
 
-@op("linalg", saves="result", oracle="linalg.svdvals", grad_name="LinalgSvd")
+@op("linalg", saves="result U Vh", computes="U Vh", oracle="linalg.svdvals", grad_name="LinalgSvd")
 def svdvals(A: Array) -> Array:
     """Return the falling singular values, `(..., M, N) -> (..., min(M, N))`; differentiable also where equal."""
     matrices("linalg.svdvals", A, square=False)
     return jnp.linalg.svd(A, full_matrices=False, compute_uv=False)
+
+
+@svdvals.computed
+def _(A: Any) -> Any:
+    return jnp.linalg.svd(A, full_matrices=False)[::2]
 
 
 @svdvals.samples
@@ -292,7 +307,7 @@ def _(make: Any) -> Iterator[Any]:
     yield make(2, 4, 3)
 
 
-@op("linalg", saves="LU result", oracle="linalg.lu_solve")
+@op("linalg", saves="LU pivots result", oracle="linalg.lu_solve")
 def lu_solve(LU: Array, pivots: Array, B: Array, *, left: bool = True, adjoint: bool = False) -> Array:
     """Return X with `A X = B` (`X A = B` unless `left`; A^H with `adjoint`) from the result of `lu_factor`."""
     matrices("linalg.lu_solve", LU)

@@ -76,7 +76,13 @@ def _(primals: Any, tangents: Any) -> Any:
     return _cofactors(a), phase[..., None, None] * (jnp.conj(u) @ inner @ jnp.swapaxes(v, -1, -2))
 
 
-@op("torch Tensor linalg", saves="input result", grad_name="LinalgDet")
+def lu_factors(a: Any) -> tuple[Any, Any]:
+    """(LU, pivots) as torch keeps them for a later solve: of the transpose where `a` is real."""
+    packed, pivots, _ = jax.lax.linalg.lu(a if jnp.iscomplexobj(a) else jnp.swapaxes(a, -1, -2))
+    return packed, pivots + 1
+
+
+@op("torch Tensor linalg", saves="input LU pivots result", computes="LU pivots", grad_name="LinalgDet")
 def det(input: Array) -> Array:
     """Return the determinants of square matrices, `(..., N, N) -> (...)`.
 
@@ -89,6 +95,11 @@ def det(input: Array) -> Array:
     """
     matrices("linalg.det", input)
     return _written_out(input) if input.shape[-1] <= 3 else _determinant(input)
+
+
+@det.computed
+def _(input: Any) -> Any:
+    return lu_factors(input)
 
 
 @det.samples
@@ -107,7 +118,7 @@ def _not_square(make: Any) -> Iterator[Any]:
 det.error_samples(_not_square)
 
 
-@op("torch Tensor linalg", saves="input result", returns="sign logabsdet", grad_name="LinalgSlogdet")
+@op("torch Tensor linalg", saves="input LU pivots sign", computes="LU pivots", returns="sign logabsdet", grad_name="LinalgSlogdet")
 def slogdet(input: Array) -> tuple[Array, Array]:
     """Return (sign, log|det|) of square matrices, without overflow: `(..., N, N) -> (...)` both.
 
@@ -118,7 +129,12 @@ def slogdet(input: Array) -> tuple[Array, Array]:
     return sign, size
 
 
-@op("torch Tensor", saves="input", grad_name="LinalgSlogdet")
+@slogdet.computed
+def _(input: Any) -> Any:
+    return lu_factors(input)
+
+
+@op("torch Tensor", saves="input LU pivots sign negative", computes="LU pivots sign negative", grad_name="LinalgSlogdet")
 def logdet(input: Array) -> Array:
     """Return log(det A) of square matrices: NaN where the determinant is negative, -inf where it is 0."""
     matrices("logdet", input)
@@ -126,6 +142,12 @@ def logdet(input: Array) -> Array:
     if jnp.iscomplexobj(input):
         return size + jnp.log(sign)
     return jnp.where(sign == -1, jnp.nan, size)
+
+
+@logdet.computed
+def _(input: Any) -> Any:
+    sign, _ = jnp.linalg.slogdet(input)
+    return *lu_factors(input), sign, sign == -1
 
 
 for _op in (slogdet, logdet):

@@ -24,12 +24,20 @@ def _mask_shape(x: jax.Array, features: bool) -> tuple[int, ...]:
     return x.shape[:2] + (1,) * (x.ndim - 2) if features else x.shape
 
 
-@op("", saves="seed", oracle=None, grad_name="NativeDropout")
+def _scale(x: jax.Array, p: Any) -> jax.Array:
+    keep = 1 - jnp.asarray(p, x.dtype)
+    return jnp.where(keep > 0, 1 / jnp.where(keep > 0, keep, 1), 0)
+
+
+@op("", saves="other", computes="other", oracle=None, grad_name="NativeDropout")
 def dropped(input: Array, p: Scalar, features: bool, seed: Seed) -> Array:
     """Zero elements (or whole channels of (N, C, *)) with probability `p` and scale the rest by 1 / (1 - p)."""
-    keep = 1 - jnp.asarray(p, input.dtype)
-    scale = jnp.where(keep > 0, 1 / jnp.where(keep > 0, keep, 1), 0)
-    return jnp.where(_kept(_mask_shape(input, features), p, seed), input * scale, 0)
+    return jnp.where(_kept(_mask_shape(input, features), p, seed), input * _scale(input, p), 0)
+
+
+@dropped.computed
+def _(input: Any, p: Any, features: bool, seed: Any) -> Any:
+    return (jnp.where(_kept(_mask_shape(input, features), p, seed), _scale(input, p), 0),)
 
 
 @dropped.samples
@@ -38,14 +46,23 @@ def _(make: Make) -> Iterator[Any]:
     yield make(2, 3, 2), 0.3, True
 
 
-@op("", saves="seed", oracle=None, grad_name="AlphaDropout")
+def _alpha_scale(q: jax.Array) -> jax.Array:
+    return jnp.where(q > 0, jax.lax.rsqrt(jnp.where(q > 0, q * (1 + (1 - q) * _SATURATION**2), 1)), 0)
+
+
+@op("", saves="other", computes="other", oracle=None, grad_name="AlphaDropout")
 def alpha_dropped(input: Array, p: Scalar, features: bool, seed: Seed) -> Array:
     """Set elements to SELU's saturation value with probability `p`, then restore zero mean and unit variance."""
     q = 1 - jnp.asarray(p, input.dtype)
-    a = jnp.where(q > 0, jax.lax.rsqrt(jnp.where(q > 0, q * (1 + (1 - q) * _SATURATION**2), 1)), 0)
+    a = _alpha_scale(q)
     b = -a * (1 - q) * _SATURATION
     kept = _kept(_mask_shape(input, features), p, seed)
     return jnp.where(kept, input * a, jnp.asarray(_SATURATION, input.dtype) * a) + b
+
+
+@alpha_dropped.computed
+def _(input: Any, p: Any, features: bool, seed: Any) -> Any:
+    return (jnp.where(_kept(_mask_shape(input, features), p, seed), _alpha_scale(1 - jnp.asarray(p, input.dtype)), 0),)
 
 
 @alpha_dropped.samples

@@ -115,7 +115,16 @@ def _weighted_nll(
     return reduced(name, loss, reduction)
 
 
-@op("", saves="input weight", oracle="nn.functional.nll_loss", name="nll_loss")
+def _total_weight(target: jax.Array, weight: Any, ignore_index: int, reduction: str, dtype: Any) -> jax.Array:
+    """The weights of the targets that count, summed; 0 where nothing is reduced."""
+    if reduction == "none":
+        return jnp.zeros((), dtype)
+    counted = target != ignore_index
+    share = 1 if weight is None else jnp.take(weight, jnp.where(counted, target, 0), mode="clip")
+    return jnp.sum(jnp.where(counted, share, 0)).astype(dtype)
+
+
+@op("", saves="input target weight total_weight", computes="total_weight", oracle="nn.functional.nll_loss", name="nll_loss")
 def negative_log_likelihood(
     input: Array, target: Array, weight: Array | None = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> Array:
@@ -128,6 +137,11 @@ def negative_log_likelihood(
     return _weighted_nll("nll_loss", input, target, weight, ignore_index, reduction)
 
 
+@negative_log_likelihood.computed
+def _(input: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean") -> Any:
+    return (_total_weight(target, weight, ignore_index, reduction, input.dtype),)
+
+
 @negative_log_likelihood.samples
 def _(make: Make) -> Iterator[Any]:
     yield make(4, 3), make.ints(4, high=3)
@@ -136,7 +150,10 @@ def _(make: Make) -> Iterator[Any]:
     yield make(3), make.ints(high=3)
 
 
-@op("", saves="computed target weight", oracle="nn.functional.cross_entropy", name="cross_entropy_of_classes", grad_name="NllLoss")
+@op(
+    "", saves="log_softmax self target weight total_weight", computes="log_softmax self total_weight", oracle="nn.functional.cross_entropy",
+    name="cross_entropy_of_classes", grad_name="NllLoss",
+)  # fmt: skip
 def cross_entropy_of_classes(
     input: Array,
     target: Array,
@@ -154,6 +171,14 @@ def cross_entropy_of_classes(
     logp = jax.nn.log_softmax(wide(input), axis=axis) if input.ndim else input
     smoothing = None if isinstance(label_smoothing, float) and label_smoothing == 0.0 else label_smoothing
     return _weighted_nll("cross_entropy", logp, target, weight, ignore_index, reduction, smoothing).astype(input.dtype)
+
+
+@cross_entropy_of_classes.computed
+def _(
+    input: Any, target: Any, weight: Any = None, ignore_index: int = -100, reduction: str = "mean", label_smoothing: Any = 0.0
+) -> Any:
+    logp = jax.nn.log_softmax(wide(input), axis=0 if input.ndim <= 1 else 1).astype(input.dtype)
+    return logp, logp, _total_weight(target, weight, ignore_index, reduction, input.dtype)
 
 
 @cross_entropy_of_classes.samples
@@ -310,10 +335,15 @@ def _(make: Make) -> Iterator[Any]:
     yield make(3, 1), make(2)
 
 
-@op("", promote="common", saves="computed", oracle="nn.functional.l1_loss", name="l1_loss", grad_name="Mean")
+@op("", promote="common", saves="difference", computes="difference", oracle="nn.functional.l1_loss", name="l1_loss", grad_name="Mean")
 def absolute_error(input: Array, target: Array, reduction: str = "mean", weight: Array | None = None) -> Array:
     """Take the absolute difference `|input - target|`; shapes broadcast; gradient 0 where they are equal."""
     return _times_weight("l1_loss", magnitude(_regression("l1_loss", input, target)), weight, reduction)
+
+
+@absolute_error.computed
+def _(input: Any, target: Any, reduction: str, weight: Any = None) -> Any:
+    return (input - target,)
 
 
 @absolute_error.samples

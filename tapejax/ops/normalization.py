@@ -24,6 +24,12 @@ def _standardise(x: jax.Array, axes: Any, eps: Any) -> tuple[jax.Array, jax.Arra
     return centred * lax.rsqrt(var + jnp.asarray(eps, x.dtype)), mean, var
 
 
+def _statistics(x: jax.Array, axes: Any, eps: Any) -> tuple[jax.Array, jax.Array]:
+    """(mean, 1 / deviation), as torch keeps them for the backward: of `x` in its own precision, half in float32."""
+    _, mean, var = _standardise(wide(x), axes, eps)
+    return mean, lax.rsqrt(var + jnp.asarray(eps, var.dtype))
+
+
 def _affine(y: jax.Array, weight: Any, bias: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     if weight is not None:
         y = y * wide(weight).reshape(shape)
@@ -53,7 +59,10 @@ def _check_shape(name: str, x: jax.Array, shape: tuple[int, ...], weight: Any, b
     return tuple(range(x.ndim - len(shape), x.ndim))
 
 
-@op("torch nn.functional", saves="input weight bias", grad_name="NativeLayerNorm", oracle="nn.functional.layer_norm")
+@op(
+    "torch nn.functional", saves="bias input weight result1 result2", computes="result1 result2", grad_name="NativeLayerNorm",
+    oracle="nn.functional.layer_norm",
+)  # fmt: skip
 def layer_norm(
     input: Array, normalized_shape: Ints, weight: Array | None = None, bias: Array | None = None, eps: Scalar = 1e-5
 ) -> Array:
@@ -71,6 +80,11 @@ def layer_norm(
     return _affine(y, weight, bias, normalized_shape, input.dtype)
 
 
+@layer_norm.computed
+def _(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5) -> Any:
+    return _statistics(input, tuple(range(input.ndim - len(normalized_shape), input.ndim)), eps)
+
+
 @layer_norm.samples
 def _(make: Make) -> Iterator[Any]:
     yield make(3, 4), (4,), make(4), make(4)
@@ -83,7 +97,10 @@ def _(make: Make) -> Iterator[Any]:
     yield error_sample(RuntimeError, "expected input with shape", make(3, 4), (3,))
 
 
-@op("torch nn.functional", saves="input weight", grad_name="FusedRmsNorm", oracle="nn.functional.rms_norm")
+@op(
+    "torch nn.functional", saves={"input": "input deviation rstd factor weight", "weight": "scaled"}, computes="deviation rstd factor scaled",
+    grad_name="FusedRmsNorm", oracle="nn.functional.rms_norm",
+)  # fmt: skip
 def rms_norm(input: Array, normalized_shape: Ints, weight: Array | None = None, eps: Scalar = None) -> Array:
     """Divide by the root mean square over the trailing axes: `x / √(mean(x²) + eps) · weight`.
 
@@ -96,13 +113,24 @@ def rms_norm(input: Array, normalized_shape: Ints, weight: Array | None = None, 
     return _affine(y, weight, None, normalized_shape, input.dtype)
 
 
+@rms_norm.computed
+def _(input: Any, normalized_shape: Any, weight: Any = None, eps: Any = None) -> Any:
+    x = wide(input)
+    small = jnp.finfo(x.dtype).eps if eps is None else eps
+    rstd = lax.rsqrt(jnp.mean(x * x, axis=tuple(range(x.ndim - len(normalized_shape), x.ndim)), keepdims=True) + jnp.asarray(small, x.dtype))
+    return rstd, rstd, x, x * rstd  # what torch's chain of operations saves one by one
+
+
 @rms_norm.samples
 def _(make: Make) -> Iterator[Any]:
     yield make(3, 4), (4,), make(4)
     yield sample(make(2, 3, 4), (3, 4), eps=0.1)
 
 
-@op("torch nn.functional", saves="input weight", grad_name="NativeGroupNorm", oracle="nn.functional.group_norm")
+@op(
+    "torch nn.functional", saves="input weight result1 result2", computes="result1 result2", grad_name="NativeGroupNorm",
+    oracle="nn.functional.group_norm",
+)  # fmt: skip
 def group_norm(
     input: Array, num_groups: int, weight: Array | None = None, bias: Array | None = None, eps: Scalar = 1e-5
 ) -> Array:
@@ -125,6 +153,12 @@ def group_norm(
     return _affine(y.reshape(input.shape), weight, bias, (c,) + (1,) * (input.ndim - 2), input.dtype)
 
 
+@group_norm.computed
+def _(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: Any = 1e-5) -> Any:
+    n = input.shape[0]
+    return tuple(v.reshape(n, num_groups) for v in _statistics(input.reshape(n, num_groups, -1), 2, eps))
+
+
 @group_norm.samples
 def _(make: Make) -> Iterator[Any]:
     yield make(2, 4, 3), 2, make(4), make(4)
@@ -142,7 +176,9 @@ def _channels(x: jax.Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (0, *range(2, x.ndim)), (1, x.shape[1]) + (1,) * (x.ndim - 2)
 
 
-@op("", saves="input weight", returns="output mean var", grad_name="NativeBatchNorm", oracle=None)
+@op(
+    "", saves="input weight result1 result2", computes="result1 result2", returns="output mean var", grad_name="NativeBatchNorm", oracle=None
+)  # fmt: skip
 def batch_standardise(input: Array, weight: Array | None = None, bias: Array | None = None, eps: Scalar = 1e-5) -> Array:
     """Standardise each channel of (N, C, *) by its own batch statistics; also give the mean and unbiased variance, (C,)."""
     axes, shape = _channels(input)
@@ -152,13 +188,20 @@ def batch_standardise(input: Array, weight: Array | None = None, bias: Array | N
     return _affine(y, weight, bias, shape, input.dtype), mean.reshape(-1), unbiased
 
 
+@batch_standardise.computed
+def _(input: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5) -> Any:
+    return tuple(v.reshape(-1) for v in _statistics(input, _channels(input)[0], eps))
+
+
 @batch_standardise.samples
 def _(make: Make) -> Iterator[Any]:
     yield make(4, 3), make(3), make(3)
     yield sample(make(2, 3, 2, 2), eps=0.1)
 
 
-@op("", saves="input weight", grad_name="NativeBatchNorm", oracle=None)
+@op(
+    "", saves="input running_mean running_var weight result1 result2", computes="result1 result2", grad_name="NativeBatchNorm", oracle=None
+)  # fmt: skip
 def batch_rescale(
     input: Array,
     running_mean: Array,
@@ -172,6 +215,12 @@ def batch_rescale(
     x = wide(input)
     mean, var = (v.astype(x.dtype).reshape(shape) for v in (running_mean, running_var))
     return _affine((x - mean) * lax.rsqrt(var + jnp.asarray(eps, x.dtype)), weight, bias, shape, input.dtype)
+
+
+@batch_rescale.computed
+def _(input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5) -> Any:
+    nothing = jnp.zeros((0,), running_mean.dtype)  # torch keeps the batch's statistics here, and there are none
+    return nothing, nothing
 
 
 @batch_rescale.samples

@@ -93,7 +93,7 @@ def _inside(offset: Any, out: Any, stride: Any, pad: Any, size: Any) -> np.ndarr
     return found
 
 
-@op("", saves="input", grad_name="MaxPool2DWithIndices", oracle="nn.functional.max_pool1d")
+@op("", saves="input result1", computes="result1", grad_name="MaxPool2DWithIndices", oracle="nn.functional.max_pool1d")
 def max_pool1d(
     input: Array, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Array:
@@ -112,7 +112,7 @@ def _(make: Make) -> Iterator[Any]:
     yield sample(make.distinct(1, 1, 80), 40, stride=13, padding=5)
 
 
-@op("", saves="input", grad_name="MaxPool2DWithIndices", oracle="nn.functional.max_pool2d")
+@op("", saves="input result1", computes="result1", grad_name="MaxPool2DWithIndices", oracle="nn.functional.max_pool2d")
 def max_pool2d(
     input: Array, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Array:
@@ -139,7 +139,7 @@ def _(make: Make) -> Iterator[Any]:
     yield error_sample(RuntimeError, "too small", make(1, 1, 2, 2), 5)
 
 
-@op("", saves="input", grad_name="MaxPool3DWithIndices", oracle="nn.functional.max_pool3d")
+@op("", saves="input result1", computes="result1", grad_name="MaxPool3DWithIndices", oracle="nn.functional.max_pool3d")
 def max_pool3d(
     input: Array, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Array:
@@ -152,7 +152,20 @@ def _(make: Make) -> Iterator[Any]:
     yield sample(make.distinct(1, 2, 4, 3, 4), 2, stride=1, padding=1)
 
 
-@op("", saves="input", returns="values indices", grad_name="MaxPool2DWithIndices", oracle=None)
+def _computed_indices(spatial: int) -> Any:
+    def computed(
+        input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    ) -> Any:
+        return _max_pool(f"max_pool{spatial}d", spatial, input, kernel_size, stride, padding, dilation, ceil_mode)[1:]
+
+    return computed
+
+
+for _spatial, _op in enumerate((max_pool1d, max_pool2d, max_pool3d), 1):
+    _op.computed(_computed_indices(_spatial))
+
+
+@op("", saves="input indices", returns="values indices", grad_name="MaxPool2DWithIndices", oracle=None)
 def max_pool_with_indices(
     input: Array,
     spatial: int,
@@ -378,7 +391,7 @@ def _adaptive_max(name: str, n: int, x: Any, output_size: Any) -> Any:
     return (value[0], index[0]) if unbatched else (value, index)
 
 
-@op("", saves="input", grad_name="AdaptiveMaxPool2D", oracle=None, returns="values indices")
+@op("", saves="input indices", grad_name="AdaptiveMaxPool2D", oracle=None, returns="values indices")
 def adaptive_max_pool(input: Array, spatial: int, output_size: Any) -> Array:
     """Take the maximum of each cell of a grid over `spatial` trailing axes, with its flat int64 index in the plane.
 

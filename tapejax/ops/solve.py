@@ -16,6 +16,7 @@ import numpy as np
 
 from tapejax import dtypes
 from tapejax.errors import refuse
+from tapejax.ops.determinant import lu_factors
 from tapejax.ops.matrix import adjoint, hermitian, matrices
 from tapejax.tape.op import Array, composite, error_sample, op, rough, sample
 
@@ -76,7 +77,7 @@ def inverse(input: Any) -> Any:
     return inv(input)
 
 
-@op("linalg", saves="A result", oracle="linalg.solve", grad_name="LinalgSolveEx")
+@op("linalg", saves="A LU pivots result", computes="LU pivots", oracle="linalg.solve", grad_name="LinalgSolveEx")
 def solve(A: Array, B: Array, *, left: bool = True) -> Array:
     """Return X with `A X = B` (`X A = B` unless `left`): `(..., N, N)`, `(..., N, K) -> (..., N, K)`.
 
@@ -98,6 +99,11 @@ def solve(A: Array, B: Array, *, left: bool = True) -> Array:
         return jnp.swapaxes(jnp.linalg.solve(jnp.swapaxes(a, -1, -2), jnp.swapaxes(b, -1, -2)), -1, -2)
     x = jnp.linalg.solve(a, b)
     return x[..., 0] if vector else x
+
+
+@solve.computed
+def _(A: Any, B: Any, left: bool) -> Any:
+    return lu_factors(A)
 
 
 @solve.samples
@@ -199,7 +205,7 @@ def _(make: Any) -> Iterator[Any]:
     yield sample(make.spd(2), rtol=1e-3)
 
 
-@op("", saves="A B result", returns="solution residuals rank singular_values", oracle=None, grad_name="LinalgLstsq")
+@op("", saves="A B solution", returns="solution residuals rank singular_values", oracle=None, grad_name="LinalgLstsq")
 def lstsq_op(A: Array, B: Array, rcond: float | None = None) -> tuple[Array, Array, Array, Array]:
     """Return (solution, residuals, rank, singular_values) of `min |A X - B|`; see `linalg.lstsq`."""
     matrices("linalg.lstsq", A, square=False)
@@ -269,7 +275,7 @@ def _(make: Any) -> Iterator[Any]:
 cholesky.error_samples(_not_square)
 
 
-@op("linalg", saves="result", returns="L info", triangle=True, grad_name="LinalgCholeskyEx", oracle=None)
+@op("linalg", saves="L", returns="L info", triangle=True, grad_name="LinalgCholeskyEx", oracle=None)
 def cholesky_ex(A: Array, *, upper: bool = False, check_errors: bool = False) -> tuple[Array, Array]:
     """Return (the Cholesky factor, int32 info: 0 where A is positive definite, else 1)."""
     matrices("linalg.cholesky_ex", A)
@@ -306,7 +312,7 @@ def _(make: Any) -> Iterator[Any]:
 cholesky_inverse.error_samples(_not_square)
 
 
-@op("torch Tensor", saves="input2 result", oracle=None)  # torch's gradient spills into the half not read
+@op("torch Tensor", saves="input input2 result", oracle=None)  # torch's gradient spills into the half not read
 def cholesky_solve(input: Array, input2: Array, upper: bool = False) -> Array:
     """Return X with `A X = input` from the Cholesky factor `input2` of A: `(..., N, K)`, `(..., N, N) -> (..., N, K)`."""
     matrices("cholesky_solve", input2)

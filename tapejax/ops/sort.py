@@ -86,11 +86,16 @@ def argsort(input: Any, dim: int = -1, descending: bool = False, *, stable: bool
     return argsort_op(input, dim, descending)
 
 
-@op("torch Tensor", grad_name="Sort", saves="computed")
+@op("torch Tensor", grad_name="Sort", saves="indices", computes="indices")
 def msort(input: Array) -> Array:
     """Return the values sorted along the first axis."""
     _ordered("msort", input)
     return along(input, _order(input, 0, False), 0) if input.ndim else input
+
+
+@msort.computed
+def _(input: Any) -> Any:
+    return (_order(input, 0, False) if input.ndim else jnp.zeros((), np.int64),)
 
 
 @msort.samples

@@ -69,7 +69,7 @@ def var_mean_op(input: Array, dim: Any = None, *, correction: float = 1, keepdim
     return _spread("var_mean", input, dim, correction, keepdim, False)
 
 
-@op("", name="std_mean", saves="input result", returns="std mean", grad_name="StdMean")
+@op("", name="std_mean", saves="input std", returns="std mean", grad_name="StdMean")
 def std_mean_op(input: Array, dim: Any = None, *, correction: float = 1, keepdim: bool = False) -> tuple[Array, Array]:
     """Return (standard deviation, mean) with an explicit correction; see the public `std_mean`."""
     return _spread("std_mean", input, dim, correction, keepdim, True)

@@ -41,7 +41,7 @@ class Meta:
 class Note:
     """What hangs on a node beside its meaning."""
 
-    __slots__ = ("block", "cut", "grad_fn", "hooks", "line", "metadata", "post_hooks", "pre_hooks", "retained_by", "saved")
+    __slots__ = ("block", "cut", "grad_fn", "hooks", "kept", "line", "metadata", "outputs", "post_hooks", "pre_hooks", "retained_by", "saved")
 
     def __init__(self) -> None:
         self.block: Any = None  # residuals of the program that computed the node: engine/materialise.py
@@ -53,6 +53,8 @@ class Note:
         self.grad_fn: weakref.ref[Any] | None = None  # the user's view of this node
         self.metadata: dict[Any, Any] | None = None
         self.line: Any = None  # where the user recorded it (anomaly mode)
+        self.kept: Any = None  # earlier values that a selective checkpoint keeps for the backward
+        self.outputs: Any = None  # of a several-output node: weak references to the nodes of its outputs
         self.saved: Any = None  # who keeps the values that backward needs, when it is not the node: autograd/saved.py
 
 

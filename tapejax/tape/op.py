@@ -119,6 +119,8 @@ class Op:
         self.aliases: tuple[str, ...] = tuple(options.pop("aliases", "").split())
         self.promote: str | Callable[..., Any] | None = options.pop("promote", None)
         self.saves: dict[str, tuple[str, ...]] = _saves(options.pop("saves", ""))
+        self.computes: tuple[str, ...] = tuple(options.pop("computes", "").split())
+        self.computed_by: Op | None = None  # gives the values that `computes` names; see `computed`
         self.put: Callable[..., Any] | None = options.pop("put", None)  # the write-back of a view op
         self.returns: tuple[str, ...] = tuple(options.pop("returns", "").split())
         self.grad_name: str = options.pop("grad_name", None) or "".join(p[:1].upper() + p[1:] for p in self.name.split("_"))
@@ -130,7 +132,7 @@ class Op:
         self.params: tuple[Param, ...] = tuple(_params(impl) if params is None else params)
         self.operands = tuple(p.name for p in self.params if p.role != "static")
         self.statics = tuple(p.name for p in self.params if p.role == "static")
-        known = {*self.operands, *self.returns, "*", "result", "computed"}
+        known = {*self.operands, *self.returns, *self.computes, "*", "result", "computed"}
         if unknown := {name for of, names in self.saves.items() for name in (of, *names)} - known:
             raise TypeError(f"op {self.name}: saves {sorted(unknown)}, which are no operands of it")
         self.only_arrays = all(p.role in ("array", "optional", "static") for p in self.params)
@@ -147,6 +149,15 @@ class Op:
     def samples(self, make: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         """Decorator: attach a generator `f(make)` of `sample(...)`s. See `tapejax.ops.samples.Make` for `make`."""
         self._samples = make
+        return make
+
+    def computed(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorator: attach `f(<the op's arguments>)`, the tuple of what `saves` names beside operands and results.
+
+        These values exist where somebody asks for them: hooks on saved tensors, `_saved_<name>`, a checkpointed call.
+        """
+        options = {"name": f"{self.name}_computed", "oracle": None, "differentiable": False, "promote": self.promote, "returns": " ".join(self.computes)}
+        self.computed_by = Op(make, "", options, self.params)
         return make
 
     def error_samples(self, make: Callable[..., Iterator[ErrorSample]]) -> Callable[..., Iterator[ErrorSample]]:
@@ -184,8 +195,9 @@ def op(expose: str = "torch Tensor", **options: Any) -> Callable[[Callable[..., 
     the body sees them: None (as they are), "common" (torch's result type), "float" (the same, integers become the
     default float type), "first" (all take the first operand's type), or a callable `(avals, statics) -> target dtypes`;
     `saves`, what the backward needs, for version checks and "freed graph" errors: names of operands and returned fields,
-    "result" (every one) and "computed" (something the user cannot write to), space separated, or a dict from operand to
-    what *its* gradient needs (`{"input": "other", "other": "input"}`);
+    "result" (every one), of values that `computes` names and "computed" (other things the user cannot write to), space separated, or a dict
+    from operand to what *its* gradient needs (`{"input": "other", "other": "input"}`); `computes`, names of values that torch saves beside
+    operands and results (a deviation, a mask), given by the function that `@<op>.computed` attaches: `saves` is then in torch's order;
     `put`, for views, the write-back `put(base, value, *other operands, **statics) -> base`; `returns`, field names of a
     several-output op; `grad_name` ("Mul" prints as MulBackward0); `differentiable=False` for results without gradient;
     `triangle`: only one triangle of the first operand is read, and its gradient is Hermitian;

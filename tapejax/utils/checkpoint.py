@@ -21,6 +21,7 @@ from tapejax.autograd.grad_mode import enable_grad, is_grad_enabled
 from tapejax.autograd.graph_task import running
 from tapejax.autograd.recompute import CheckpointError, Frame
 from tapejax.autograd.saved import close_context, open_context
+from tapejax.autograd.selective import CheckpointPolicy, SelectiveCheckpointContext, create_selective_checkpoint_contexts
 from tapejax.errors import refuse
 from tapejax.rng import default_generator
 from tapejax.tensor import Tensor
@@ -69,7 +70,7 @@ def checkpoint(
 
     `use_reentrant`: False (recommended) keeps one graph, so that `autograd.grad`, nesting, hooks and higher orders work;
     True runs a backward inside the backward and supports `.backward()` only. `context_fn()` gives a context for each of
-    the two runs; `preserve_rng_state` repeats the random numbers in the second run; `determinism_check` "none" skips the
+    the two runs (see `create_selective_checkpoint_contexts`, by which some results are saved); `preserve_rng_state` repeats the random numbers in the second run; `determinism_check` "none" skips the
     comparison of shapes and dtypes; `early_stop` ends the second run as soon as it can.
 
     Raises CheckpointError (a RuntimeError) in the backward if the second run saves fewer or more values, or others.
@@ -111,12 +112,14 @@ def checkpoint(
         again,
     )
     state = open_context(frame)
+    result = None
     try:
         with first:
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+        return result
     finally:
         close_context(state)
-        frame.close()
+        frame.close(result)
 
 
 def check_backward_validity(inputs: Any) -> None:
@@ -211,6 +214,6 @@ def checkpoint_sequential(functions: Any, segments: int, input: Any, use_reentra
 
 
 __all__ = [
-    "CheckpointError", "CheckpointFunction", "check_backward_validity", "checkpoint", "checkpoint_sequential", "detach_variable",
-    "noop_context_fn", "set_checkpoint_debug_enabled", "set_checkpoint_early_stop",
+    "CheckpointError", "CheckpointFunction", "CheckpointPolicy", "SelectiveCheckpointContext", "check_backward_validity", "checkpoint",
+    "checkpoint_sequential", "create_selective_checkpoint_contexts", "detach_variable", "noop_context_fn", "set_checkpoint_debug_enabled", "set_checkpoint_early_stop",
 ]  # fmt: skip
