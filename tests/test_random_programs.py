@@ -253,9 +253,9 @@ class Machine:
     def parts(self, root: int, middle: int) -> None:
         """Backward down to a value, and on from there."""
         (g,) = self.lib.autograd.grad(self.at(root).sum(), self.at(middle), allow_unused=True)
-        self.log.append(("found", g is not None))
         if g is not None:
             self.at(middle).backward(g)
+        self.log.append(("found", g is not None))
 
     def finish(self) -> list[Any]:
         """The log with every tensor read, all in one program."""
@@ -377,6 +377,8 @@ KEPT: list[list[Any]] = [
     [("number", "mul", 0, 2.0), ("backward", [4], True, [4]), ("backward", [4], False, None)],
     [("unary", "sin", 0, False), ("backward", [4], True, None), ("backward", [0, 4], True, None)],
     [("write", "mul_", 3, 0, False), ("create", 0, 0), ("parts", 3, 3)],
+    [("write", "mul_", 3, 0, False), ("parts", 3, 0), ("parts", 3, 3)],
+    [("reduce", "sum", 0), ("backward", [0], False, [4]), ("grad", 4, [0, 1], False, False, False)],
     [("unary", "sin", 0, False), ("read", 4), ("hook", 4, 2.0), ("write", "tanh_", 4, 0, False), ("backward", [4, 0], False, None)],
 ]
 

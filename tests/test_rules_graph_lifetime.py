@@ -811,3 +811,23 @@ def test_a_clone_starts_at_zero(tl):
     x = tl.zeros(2)
     x.add_(1)
     assert x.clone()._version == 0
+
+
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("hooked", [False, True])
+def test_an_unused_input_raises_before_anything_is_written_or_freed(read, hooked):
+    """Torch runs the backward first; here the call can be repeated with allow_unused."""
+    x, other = (tapejax.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+    y = x.sin()
+    y.retain_grad()
+    if hooked:
+        y.register_hook(lambda g: g * 2)
+    loss = (y * y).sum()
+    if read:
+        loss.item()
+    with pytest.raises(RuntimeError, match="index 1 appears to not have been used"):
+        tapejax.autograd.grad(loss, [x, other])
+    assert y.grad is None
+    g, none = tapejax.autograd.grad(loss, [x, other], allow_unused=True)
+    assert none is None
+    assert near(g, (2 * x.sin() * x.cos() * (2 if hooked else 1)).detach())

@@ -286,12 +286,23 @@ def test_a_second_run_that_does_something_else_is_an_error(x: tj.Tensor) -> None
     y = checkpoint(f, x, use_reentrant=False, context_fn=saving(tj.matmul)).sum()
     with pytest.raises(RuntimeError, match="sin encountered during backward but not found in storage. This can happen if the operations"):
         y.backward()
-    runs[0] = 0
-    y = checkpoint(
-        lambda a: (f(a), a @ a)[1] if runs[0] == 0 else (a @ a).tanh() @ a, x, use_reentrant=False, early_stop=False, context_fn=saving(tj.matmul)
-    ).sum()
-    with pytest.raises(CheckpointError):
-        y.backward()
+    for more, fewer, error, text in (
+        (True, False, CheckpointError, "trying to save more tensors during recomputation"),
+        (False, True, CheckpointError, "A different number of tensors was saved"),
+    ):
+        runs[0] = 0
+
+        def g(a, more=more, fewer=fewer):
+            runs[0] += 1
+            again = runs[0] > 1
+            y = a @ a
+            if again and more:
+                y = y @ a
+            return y if again and fewer else y.tanh()
+
+        y = checkpoint(g, x, use_reentrant=False, early_stop=False, context_fn=saving(tj.matmul)).sum()
+        with pytest.raises(error, match=text):
+            y.backward()
 
 
 def test_what_is_no_policy_is_refused() -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from tapejax.autograd.checks import check_saved, free, needed_nodes
+from tapejax.autograd.checks import check_saved, free, needed_nodes, refuse_unused
 from tapejax.autograd.freed import FreedRun
 from tapejax.autograd.gradients import deposit
 from tapejax.autograd.graph_task import GraphTask, running_tasks
@@ -35,12 +35,13 @@ def run_backward(
     retain: bool = False,
     create: bool = False,
     batched: bool = False,
+    required: bool = False,
 ) -> list[Any]:
     """Gradients of `roots` (seeded) at `targets` as Tensors or None; with `accumulate` into `.grad` instead.
 
-    No targets means every leaf that is reached.
+    No targets means every leaf that is reached. If all are `required`, one that is not reached raises before anything is written or freed.
     """
-    how = (roots, seeds, targets, accumulate, retain, create, batched)
+    how = (roots, seeds, targets, accumulate, retain, create, batched, required)
     depth = len(running_tasks())
     return _run(*how) if depth == 0 or depth % _STACK else _on_a_new_stack(how)
 
@@ -71,20 +72,20 @@ def _on_a_new_stack(how: tuple[Any, ...]) -> list[Any]:
     return result
 
 
-def _run(roots: Any, seeds: Any, targets: Any, accumulate: bool, retain: bool, create: bool, batched: bool) -> list[Any]:
+def _run(roots: Any, seeds: Any, targets: Any, accumulate: bool, retain: bool, create: bool, batched: bool, required: bool) -> list[Any]:
     walk = None
     lazy = create or modes.tracing()  # nothing runs now: the gradients are differentiated, or no numbers yet
     if modes.MODE.get() & ~modes.EXPLAIN <= modes.GRAD and (lazy or not retain):  # a kept graph keeps residuals: its forward runs first
         walk = explore(roots, targets, retain, create)
         if walk is not None and walk.plain and not (lazy or batched):
-            done = _one_program(walk, roots, seeds, targets, accumulate)
+            done = _one_program(walk, roots, seeds, targets, accumulate, required)
             if done is not None:
                 return done
-    return GraphTask(roots, seeds, targets, accumulate, retain, create, batched, walk).run()
+    return GraphTask(roots, seeds, targets, accumulate, retain, create, batched, required, walk).run()
 
 
 def _one_program(
-    walk: Walk, roots: Sequence[Node], seeds: Sequence[Node | None], targets: Any, accumulate: bool
+    walk: Walk, roots: Sequence[Node], seeds: Sequence[Node | None], targets: Any, accumulate: bool, required: bool
 ) -> list[Any] | None:
     """The everyday backward; None when it is not one."""
     region, variables, outside = walk.region, walk.variables, walk.outside
@@ -99,6 +100,8 @@ def _one_program(
     else:
         read.update((t.key, t.key) for t in targets if t.key in region)
         sinks = {t.key: t.sink for t in targets if t.key in read}
+        if required:
+            refuse_unused([t.key in read for t in targets])
         if not sinks:
             return [None] * len(targets)
         keep = needed_nodes(region, {read[k] for k in sinks})

@@ -41,6 +41,18 @@ def freed_error(node: Node) -> Exception:
     )
 
 
+def refuse_unused(used: Iterable[bool]) -> None:
+    """Raise where a required target has no gradient."""
+    for i, found in enumerate(used):
+        if not found:
+            raise refuse(
+                RuntimeError,
+                "grad",
+                f"The differentiated Tensor at index {i} appears to not have been used in the graph. Set allow_unused=True if this is the desired"
+                " behavior.",
+            )
+
+
 def saves_of(node: Node) -> set[str]:
     """Names of the operands (and "result") whose values the node's backward needs, given which inputs require grad."""
     kind = node.kind

@@ -98,17 +98,11 @@ def grad(
     keep = create_graph if retain_graph is None else retain_graph
     targets = [_target(t, "grad") for t in wanted]
     nodes, seed_nodes = _roots(roots, seeds, "grad", is_grads_batched)
-    found = run_backward(nodes, seed_nodes, targets, accumulate=False, retain=keep, create=create_graph, batched=is_grads_batched)
+    how = {"retain": keep, "create": create_graph, "batched": is_grads_batched, "required": not allow_unused}
+    found = run_backward(nodes, seed_nodes, targets, accumulate=False, **how)
     for i, g in enumerate(found):
         if g is None and materialize_grads and isinstance(wanted[i], GradientEdge):
             raise refuse(RuntimeError, "grad", "materialize_grads cannot be used when the given input is a GradientEdge → give the tensor itself")
-        if g is None and not allow_unused:
-            raise refuse(
-                RuntimeError,
-                "grad",
-                f"The differentiated Tensor at index {i} appears to not have been used in the graph. Set allow_unused=True if this is the desired"
-                " behavior.",
-            )
         if g is None and materialize_grads:
             found[i] = wanted[i].detach().new_zeros(wanted[i].shape)
     return dict(zip(named, found, strict=True)) if named is not None else tuple(found)

@@ -15,7 +15,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tapejax.autograd import anomaly
-from tapejax.autograd.checks import check_saved, edges, edges_or_none, free, freed_error, needed_nodes, saved_check
+from tapejax.autograd.checks import (
+    check_saved,
+    edges,
+    edges_or_none,
+    free,
+    freed_error,
+    needed_nodes,
+    refuse_unused,
+    saved_check,
+)
 from tapejax.autograd.course import COURSES, MANY_COURSES, Arrival, Course
 from tapejax.autograd.freed import FreedRun
 from tapejax.autograd.gradients import (
@@ -53,10 +62,10 @@ def frame_of(node: Node) -> Any:
     return getattr(note.saved, "frame", None) if note is not None and node.kind is not VAR and note.saved is not None else None
 
 
-def _kept(node: Node) -> bool:
-    """Whether a selective checkpoint keeps the value of `node`: what came after it is differentiated from there."""
-    frame = frame_of(node)
-    return frame is not None and node.seq in frame.kept
+def _other_frame(n: Node, x: Node) -> bool:
+    """Whether a checkpointed call ends between `n` and its input `x`, or `x` is what a selective one keeps and differentiates from."""
+    frame = frame_of(x)
+    return frame is not frame_of(n) or (frame is not None and x.seq in frame.kept and n.kind.op is not PICK)
 
 
 def _apart(nodes: list[Node], one_by_one: bool) -> Iterable[list[Node]]:
@@ -101,6 +110,7 @@ class GraphTask:
         retain: bool,
         create: bool,
         batched: bool,
+        required: bool = False,
         walk: Walk | None = None,
     ) -> None:
         """`walk`: what `explore` found, if it could tell the course in advance."""
@@ -108,6 +118,7 @@ class GraphTask:
         self.walk = walk
         self.targets = targets
         self.accumulate = accumulate
+        self.required = required
         self.retain = retain
         self.create = create
         self.lazy = create or modes.tracing()  # inside vmap the gradients are no numbers yet
@@ -174,6 +185,8 @@ class GraphTask:
             _running.tasks.pop()
             modes.MODE.set(before)
         results = [] if self.targets is None else [self.captured.get(t.key) for t in self.targets]
+        if self.required:
+            refuse_unused([g is not None for g in results])
         frees = not (self.retain or modes.tracing())
         executed = [weakref.ref(n) for n in self.executed] if frees else []
         if frees:
@@ -203,10 +216,6 @@ class GraphTask:
         for table in (*tables, self.executed, self.order, self.taking_part):
             table.clear()  # type: ignore[attr-defined]
         self.given, self.tie = (), None
-
-    def reaches(self, node: Node) -> bool:
-        """Whether this backward brings a gradient to `node`."""
-        return node in self.taking_part
 
     def _seed(self) -> None:
         self._deposited: list[Node] = []
@@ -270,7 +279,7 @@ class GraphTask:
             alone = self._alone(n)
             for x in reached[n]:
                 if x in level:
-                    apart = alone or self._alone(x) or self._python(x) or x.kind is VAR or self._read(x) or frame_of(n) is not frame_of(x) or _kept(x)
+                    apart = alone or self._alone(x) or self._python(x) or x.kind is VAR or self._read(x) or _other_frame(n, x)
                     own = max(own, level[x] + (1 if apart or (split and n.kind.op is not PICK) else 0))
             level[n] = own
         again = False
@@ -519,7 +528,7 @@ class GraphTask:
         runs = [n for n in part if n not in stop_at]
         self.executed += runs
         if wanted:
-            order = in_order(part)
+            order = in_order(runs)
             parent = watch.enter(roots[-1]) if watch is not None else None
             pulled = self._pull(order, roots, wanted)
             if self.course is not None:

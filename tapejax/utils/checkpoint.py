@@ -21,7 +21,11 @@ from tapejax.autograd.grad_mode import enable_grad, is_grad_enabled
 from tapejax.autograd.graph_task import running
 from tapejax.autograd.recompute import CheckpointError, Frame
 from tapejax.autograd.saved import close_context, open_context
-from tapejax.autograd.selective import CheckpointPolicy, SelectiveCheckpointContext, create_selective_checkpoint_contexts
+from tapejax.autograd.selective import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    create_selective_checkpoint_contexts,
+)
 from tapejax.errors import refuse
 from tapejax.rng import default_generator
 from tapejax.tensor import Tensor
@@ -70,8 +74,9 @@ def checkpoint(
 
     `use_reentrant`: False (recommended) keeps one graph, so that `autograd.grad`, nesting, hooks and higher orders work;
     True runs a backward inside the backward and supports `.backward()` only. `context_fn()` gives a context for each of
-    the two runs (see `create_selective_checkpoint_contexts`, by which some results are saved); `preserve_rng_state` repeats the random numbers in the second run; `determinism_check` "none" skips the
-    comparison of shapes and dtypes; `early_stop` ends the second run as soon as it can.
+    the two runs (see `create_selective_checkpoint_contexts`, by which some results are saved); `preserve_rng_state` repeats
+    the random numbers in the second run; `determinism_check` "none" skips the comparison of shapes and dtypes; `early_stop`
+    ends the second run as soon as it can.
 
     Raises CheckpointError (a RuntimeError) in the backward if the second run saves fewer or more values, or others.
 
@@ -215,5 +220,6 @@ def checkpoint_sequential(functions: Any, segments: int, input: Any, use_reentra
 
 __all__ = [
     "CheckpointError", "CheckpointFunction", "CheckpointPolicy", "SelectiveCheckpointContext", "check_backward_validity", "checkpoint",
-    "checkpoint_sequential", "create_selective_checkpoint_contexts", "detach_variable", "noop_context_fn", "set_checkpoint_debug_enabled", "set_checkpoint_early_stop",
+    "checkpoint_sequential", "create_selective_checkpoint_contexts", "detach_variable", "noop_context_fn", "set_checkpoint_debug_enabled",
+    "set_checkpoint_early_stop",
 ]  # fmt: skip
