@@ -1,9 +1,8 @@
 """The careful backward: the graph in pieces, from the roots down, with Python between them.
 
-A *cut* is a node where Python must see the gradient: a hook, a custom Function, a value whose forward already ran and
-kept its residuals. Every node gets a level, one more than that of a cut below it; the nodes of one level form a piece,
-which is differentiated as one program. Gradients are recorded as nodes, so that nothing is computed until the end, and
-with `create_graph` nothing needs to be.
+The plan (autograd/plan.py) says which pieces there are; a sweep differentiates them, calls hooks and Functions between them, and
+delivers at the leaves. Gradients are recorded as nodes, so that nothing is computed until the end, and with `create_graph`
+nothing needs to be.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from typing import Any
 from tapejax.autograd import anomaly
 from tapejax.autograd.checks import (
     check_saved,
-    edges,
-    edges_or_none,
     free,
     freed_error,
     needed_nodes,
@@ -36,11 +33,12 @@ from tapejax.autograd.gradients import (
     sum_of,
     zeros_seed,
 )
-from tapejax.autograd.pull import PULL, PullPlan, is_pulled, pull_block, reached_inputs
-from tapejax.autograd.walk import Target, Walk, floor_of
+from tapejax.autograd.plan import Plan, frame_of, has_python
+from tapejax.autograd.pull import PULL, PullPlan, pull_block
+from tapejax.autograd.walk import Target, Walk
 from tapejax.engine import derive
 from tapejax.engine.cache import CACHE
-from tapejax.engine.materialise import Block, force, force_onward
+from tapejax.engine.materialise import force, force_onward
 from tapejax.errors import refuse
 from tapejax.tape import modes
 from tapejax.tape.aval import NAMED_DEVICES, Aval, aval_of
@@ -49,23 +47,6 @@ from tapejax.tape.note import Meta
 from tapejax.tape.program import Linear, Program, in_order, pending
 from tapejax.tape.record import PICK, pick, record, record_kind
 from tapejax.tensor import wrap
-
-
-def _has_python(node: Node) -> bool:
-    note = node.note
-    return node.kind is not VAR and note is not None and bool(note.hooks or note.pre_hooks or note.post_hooks or note.cut)
-
-
-def frame_of(node: Node) -> Any:
-    """The checkpointed call that recorded `node`, if its values are to be computed again."""
-    note = node.note
-    return getattr(note.saved, "frame", None) if note is not None and node.kind is not VAR and note.saved is not None else None
-
-
-def _other_frame(n: Node, x: Node) -> bool:
-    """Whether a checkpointed call ends between `n` and its input `x`, or `x` is what a selective one keeps and differentiates from."""
-    frame = frame_of(x)
-    return frame is not frame_of(n) or (frame is not None and x.seq in frame.kept and n.kind.op is not PICK)
 
 
 def _apart(nodes: list[Node], one_by_one: bool) -> Iterable[list[Node]]:
@@ -125,22 +106,15 @@ class GraphTask:
         self.batch = seeds[0].aval.shape[0] if batched and seeds and seeds[0] is not None else None
         self.gradient: dict[Node, Node] = {}  # node -> gradient so far
         self.captured: dict[Any, Node] = {}  # target key -> gradient
-        self.level: dict[Node, int] = {}
         self.executed: list[Node] = []
         self.recomputed: dict[Any, Any] = {}  # checkpoint frame -> what stands in for its nodes: autograd/recompute.py
         self.tie: Node | None = None  # a gradient that a recomputation waits for
         self.watch = anomaly.watch()
+        self.plan = Plan(targets, accumulate, retain, create, self.watch is not None)
         self.given = seeds
         self._replaced: list[tuple[Meta, Any, Any]] = []  # every `.grad` that was touched, as it was before
-        self.block: dict[Node, Block | None] = {}  # the residuals that stand for a node's region, as planned: hooks may make new ones
-        self.reach: dict[Block, dict[Node, list[Node]]] = {}  # what each output of a region with residuals leads to
         self.number = _next_number()
-        self.wanted_nodes = {t.key for t in targets if isinstance(t.key, Node)} if targets is not None else set()
-        self.wanted_metas = {t.key for t in targets if isinstance(t.key, Meta)} if targets is not None else None
         self.sink_of = {t.key: t.sink for t in targets} if targets is not None else {}
-        self.below: dict[Node, list[Node]] = {}
-        self.order: list[Node] = []
-        self.taking_part: set[Node] = set()
         self.freed_run: FreedRun | None = None  # where the graph led, when that is known from its key
         self.linear: Linear | None = None  # the graph, numbered, as far as nothing of it has run
         self.launches = 0
@@ -176,7 +150,7 @@ class GraphTask:
             elif walk is not None and self.watch is None:
                 self._sweep_again(walk)
             else:
-                self._plan()
+                self.plan.make(self.gradient)
                 self._sweep()
             if self.watch is not None:
                 self.watch.check()
@@ -190,7 +164,7 @@ class GraphTask:
         frees = not (self.retain or modes.tracing())
         executed = [weakref.ref(n) for n in self.executed] if frees else []
         if frees:
-            freed_run = self.freed_run or FreedRun.of_nodes({**dict.fromkeys(self.executed, ()), **self.below})
+            freed_run = self.freed_run or FreedRun.of_nodes({**dict.fromkeys(self.executed, ()), **self.plan.below})
         self._forget()
         if not lazy:
             live = [g for g in results if g is not None]
@@ -212,8 +186,7 @@ class GraphTask:
 
     def _forget(self) -> None:
         """Let go of the graph: a value that only this object holds need not be an output of the program."""
-        tables = (self.gradient, self.captured, self.level, self.below, self.block, self.reach, self.recomputed)
-        for table in (*tables, self.executed, self.order, self.taking_part):
+        for table in (self.gradient, self.captured, self.recomputed, self.executed, self.plan):
             table.clear()  # type: ignore[attr-defined]
         self.given, self.tie = (), None
 
@@ -224,130 +197,20 @@ class GraphTask:
                 seed = record(ones_seed, (1,), (), (root,))
             self.gradient[root] = add(self.gradient.get(root), seed)
 
-    # -- plan: who takes part, in which piece ---------------------------------------------------------------------
-
-    def _plan(self) -> None:
-        reached: dict[Node, list[Node]] = {r: [] for r in self.gradient}
-        stack = list(self.gradient)
-        oldest = floor_of(self.targets, self.retain)
-        while stack:
-            n = stack.pop()
-            if n.kind is VAR or (n.inputs is None and (n.note is None or n.note.cut is None)):
-                continue  # freed: raises when (and only if) it must run
-            below = self._below(n)
-            if is_pulled(n) and self._block(n) is None:  # a PULL node leads only to what its reached gradients depend on
-                onward = reached.setdefault(below[0], [])
-                more = [x for x in reached_inputs(n) if x.requires_grad and x not in onward]
-                onward += more
-                reached[n] = below
-                below = more
-            else:
-                reached[n] = below
-            for x in below:
-                if x not in reached and x.seq >= oldest:
-                    reached[x] = []
-                    stack.append(x)
-        order = sorted(reached, key=lambda n: n.seq)
-        if self.targets is not None:
-            goals = set(self.wanted_nodes)
-            goals.update(n for n in order if n.kind is VAR and n.note in self.wanted_metas)  # type: ignore[operator]
-            keep = set(goals)
-            self.leads_to = {*goals, *self.wanted_metas} if self.wanted_metas is not None else goals
-            for n in order:
-                if n not in keep and (any(x in keep for x in reached[n]) or self._freed_way(n)):
-                    keep.add(n)
-            order = [n for n in order if n in keep]
-        self.taking_part = set(order)
-        self.below = reached
-        floor: dict[Node, int] = {}
-        while self._levels(order, reached, floor):
-            pass
-        self.order = order
-
-    def _levels(self, order: list[Node], reached: dict[Node, list[Node]], floor: dict[Node, int]) -> bool:
-        """Give every node its level, `floor` at least; whether that must be done again with the floors that were raised.
-
-        The outputs of a region with residuals are pulled together, when the gradients of all of them are complete: on one level.
-        """
-        level = self.level
-        split = self._one_by_one()
-        for n in order:
-            if n.kind is VAR:
-                level[n] = 0
-                continue
-            own = floor.get(n, 1)
-            alone = self._alone(n)
-            for x in reached[n]:
-                if x in level:
-                    apart = alone or self._alone(x) or self._python(x) or x.kind is VAR or self._read(x) or _other_frame(n, x)
-                    own = max(own, level[x] + (1 if apart or (split and n.kind.op is not PICK) else 0))
-            level[n] = own
-        again = False
-        for outputs in self.reach.values():
-            together = [o for o in outputs if o in level]
-            highest = max((level[o] for o in together), default=0)
-            for o in together:
-                if level[o] < highest:
-                    floor[o] = highest
-                    again = True
-        return again
-
-    def _below(self, n: Node) -> list[Node]:
-        block = self._block(n)
-        if block is not None:
-            if len(block.outputs) == 1:
-                return list(block.wanted)
-            if block not in self.reach:
-                self.reach[block] = _reach(block)
-            return self.reach[block][n]
-        return [x for x in edges(n) if x is not None and x.requires_grad]
-
-    def _read(self, n: Node) -> bool:
-        """Whether the gradient must depend on `n` itself, not on what it was computed from: it may be differentiated by `n` again."""
-        return self.create and n in self.wanted_nodes
-
-    def _alone(self, n: Node) -> bool:
-        """Whether `n` is a piece of its own: a Function, a region with residuals, a node that a post hook watches."""
-        note = n.note
-        return note is not None and n.kind is not VAR and bool(note.cut or note.post_hooks or self._block(n))
-
-    def _block(self, n: Node) -> Block | None:
-        """The residuals that stand for `n`'s region in this backward, as found when it was planned."""
-        if n not in self.block:
-            self.block[n] = self._found_block(n)
-        return self.block[n]
-
-    def _found_block(self, n: Node) -> Block | None:
-        """The residuals that can stand for `n`'s region: not when a gradient inside it is asked for, or must be differentiable."""
-        if n.kind is VAR or n.note is None or n.note.block is None or self.create or self.watch is not None:
-            return None
-        block: Block = n.note.block
-        for o in block.nodes:
-            if o.note is None or (o is n and len(block.outputs) == 1):
-                continue
-            if o in self.wanted_nodes or self._python(o) or o.note.retained_by is not None:
-                return None
-        return None if n.note.post_hooks or n.note.cut else block
-
     # -- sweep: from the highest level down ---------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        by_level: dict[int, list[Node]] = {}
-        for n in self.order:
-            if n.kind is not VAR:
-                by_level.setdefault(self.level[n], []).append(n)
-        for number in sorted(by_level, reverse=True):
-            nodes = by_level[number]
+        for nodes in self.plan.levels():
             for n in reversed(nodes):
                 if n in self.gradient:
                     if self.course is not None:
-                        self.course.arrive(n, self._passes(n))
+                        self.course.arrive(n, self.plan.passes(n))
                     self._arrived(n)
             plain = []
             done: list[Any] = []
             for n in reversed(nodes):
                 note = n.note
-                block = self._block(n)
+                block = self.plan.block_of(n)
                 if note is not None and note.cut is not None:
                     # torch runs a Function that is reached even where the gradient that reaches it is undefined
                     if (n in self.gradient or note.cut.takes_undefined) and not any(note.cut is d for d in done):
@@ -361,12 +224,12 @@ class GraphTask:
                     self._piece([n])
                 else:
                     plain.append(n)
-            for piece in _apart(plain, self._one_by_one()):
+            for piece in _apart(plain, self.plan.one_by_one):
                 self._piece(piece)
 
     def _sweep_again(self, walk: Walk) -> None:
         """Plan and sweep, or do what a graph with the same key did."""
-        watched = [n for n in walk.region if n.note is not None or n in self.wanted_nodes]
+        watched = [n for n in walk.region if n.note is not None or n in self.plan.wanted_nodes]
         if not self.lazy:  # all that will run, so that it is numbered once
             pending([*walk.outside, *walk.variables, *self.gradient.values()], walk.region)
         linear = Linear(in_order(walk.region))
@@ -379,8 +242,8 @@ class GraphTask:
             tuple([x.aval for x in linear.inputs]),
             self.batch,
             tuple([g.aval for g in self.gradient.values()]),
-            tuple([slot(v) for v in leaves if self.wanted_metas is None or v.note in self.wanted_metas]),
-            tuple([(slot(n), n in self.wanted_nodes, n.note and bool(n.note.hooks), n.note and n.note.retained_by is not None) for n in watched]),
+            tuple([slot(v) for v in leaves if self.plan.wanted_metas is None or v.note in self.plan.wanted_metas]),
+            tuple([(slot(n), n in self.plan.wanted_nodes, n.note and bool(n.note.hooks), n.note and n.note.retained_by is not None) for n in watched]),
             self.create,
             self.accumulate,
             self.targets is None,
@@ -388,9 +251,9 @@ class GraphTask:
         course = COURSES.get(key)
         if course is None:
             self.course = Course(linear)
-            self._plan()
+            self.plan.make(self.gradient)
             self._sweep()
-            COURSES[key] = self.course.written(self.taking_part)
+            COURSES[key] = self.course.written(self.plan.taking_part)
             if len(COURSES) > MANY_COURSES:
                 del COURSES[next(iter(COURSES))]
         else:
@@ -407,7 +270,7 @@ class GraphTask:
     def _follow(self, course: Course, linear: Linear) -> None:
         nodes = [*linear.order, *reversed(linear.inputs)]  # by slot
         gradient = self.gradient
-        self.taking_part = {nodes[s] for s in course.part}
+        self.plan.taking_part = {nodes[s] for s in course.part}
         for move in course.moves:
             if isinstance(move, Arrival):
                 self._arrived(nodes[move.slot], move.passes)
@@ -427,18 +290,18 @@ class GraphTask:
     def _arrived(self, n: Node, passes: bool | None = None) -> None:
         """The gradient of a cut is complete: tensor hooks, then retain_grad, then capture, then the node's prehooks."""
         note = n.note
-        if self._read(n):
+        if self.plan.read(n):
             self.captured[n] = self.gradient[n]
-        if note is None or not (self._python(n)):
+        if note is None or not (self.plan.python(n)):
             return
         if passes is None:
-            passes = self._passes(n)
+            passes = self.plan.passes(n)
         g = given = self.gradient[n]
         if note.hooks:
             g = self._call_hooks(note.hooks, g)
         if note.retained_by is not None:
             self._retain(note.retained_by, g)
-        if n in self.wanted_nodes:  # torch reports a value that is passed on as it was before its hooks
+        if n in self.plan.wanted_nodes:  # torch reports a value that is passed on as it was before its hooks
             self.captured[n] = given if passes and not self.accumulate else g
         if note.pre_hooks and passes:
             (found,) = self._call_prehooks(note.pre_hooks, [g])
@@ -447,17 +310,6 @@ class GraphTask:
                 return
             g = found
         self.gradient[n] = g
-
-    def _passes(self, n: Node) -> bool:
-        """Whether the node itself must run (a captured target of `grad` need not)."""
-        return self.accumulate or self.targets is None or n not in self.wanted_nodes or self._leads_on(n)
-
-    def _leads_on(self, n: Node) -> bool:
-        return self._needed_below(n) if n.inputs is None else any(x in self.taking_part for x in self._below(n))
-
-    def _python(self, n: Node) -> bool:
-        """Whether Python must see the gradient of `n` itself; one that is kept and differentiated again is a node of its own."""
-        return _has_python(n) or (self.create and n.kind is not VAR and n.note is not None and n.note.retained_by is not None)
 
     def _call_hooks(self, hooks: dict[int, Any], g: Node) -> Node:
         if self.batch is not None:
@@ -503,7 +355,7 @@ class GraphTask:
         while stack:
             n = stack.pop()
             if n.inputs is None:
-                if self._only_read(n):
+                if self.plan.only_read(n):
                     continue
                 raise freed_error(n)
             for x in n.inputs:
@@ -513,14 +365,14 @@ class GraphTask:
                     if x not in part:
                         part[x] = True
                         stack.append(x)
-                elif x in self.taking_part:
+                elif x in self.plan.taking_part:
                     boundary[x] = True
-        stop_at = {n for n in part if self._only_read(n)}
+        stop_at = {n for n in part if self.plan.only_read(n)}
         for n in part:
             if n not in stop_at:
                 saved_check(n)
-        inner = [n for n in part if n in self.wanted_nodes or (n.note is not None and n.note.retained_by is not None)]
-        inner = [n for n in inner if not (self._python(n) or (self._read(n) and n in roots and (n.note is None or n.note.retained_by is None)))]
+        inner = [n for n in part if n in self.plan.wanted_nodes or (n.note is not None and n.note.retained_by is not None)]
+        inner = [n for n in inner if not (self.plan.python(n) or (self.plan.read(n) and n in roots and (n.note is None or n.note.retained_by is None)))]
         wanted = [*boundary, *inner]
         watch = self.watch
         if watch is not None:
@@ -547,7 +399,7 @@ class GraphTask:
         """Add gradients to those of the boundary; from index `inner` on they belong to values inside the piece."""
         for x, g in zip(wanted[inner:], results[inner:], strict=True):
             assert g is not None
-            if x in self.wanted_nodes:
+            if x in self.plan.wanted_nodes:
                 self.captured[x] = g
             if x.note is not None and x.note.retained_by is not None:
                 self._retain(x.note.retained_by, g)
@@ -564,19 +416,6 @@ class GraphTask:
         full = [given[x] if x in given and place[x] == i else None for i, x in enumerate(n.inputs)]
         found = self._call_post_hooks(n.note.post_hooks, full, [self.gradient.get(n)])
         return [found[place[x]] if x in place else g for x, g in given.items()]
-
-    def _freed_way(self, n: Node) -> bool:
-        """Whether a freed node led to a target: then its backward is needed, and is refused."""
-        return n.kind is not VAR and n.inputs is None and n.freed is not None and n.freed.leads(n, self.leads_to)
-
-    def _only_read(self, n: Node) -> bool:
-        """Whether `grad` only reads the gradient at `n`, which neither runs nor is freed; `backward(inputs=)` runs it, as in torch."""
-        return not self.accumulate and n in self.wanted_nodes and not self._needed_below(n)
-
-    def _needed_below(self, n: Node) -> bool:
-        if self.targets is not None and self._freed_way(n):
-            return True
-        return any(x in self.taking_part for x in edges_or_none(n) if x is not None and x.requires_grad)
 
     def _pull(self, order: list[Node], roots: list[Node], wanted: list[Node]) -> list[Node]:
         """Record the gradients of `roots` at `wanted` as one node over the values they depend on."""
@@ -630,7 +469,7 @@ class GraphTask:
         live = [o for o in block.outputs if o in self.gradient]
         if not live:
             return
-        walked, reached = _walk(live, block, [x for x in block.wanted if x in self.taking_part])
+        walked, reached = _walk(live, block, [x for x in block.wanted if x in self.plan.taking_part])
         for n in walked:
             if n.inputs is None:
                 raise freed_error(n)
@@ -642,29 +481,29 @@ class GraphTask:
             for i, x in wanted:
                 self.gradient[x] = add(self.gradient.get(x), results[i])
         for o in live:
-            if o in self.wanted_nodes:
+            if o in self.plan.wanted_nodes:
                 self.captured[o] = self.gradient[o]
-            if o.note.retained_by is not None and not self._python(o):
+            if o.note.retained_by is not None and not self.plan.python(o):
                 self._retain(o.note.retained_by, self.gradient[o])
         self.executed += walked
 
     def _whole(self) -> Any:
         """The residuals that lead from the only root to leaves alone, with nothing for Python to see between."""
-        if self.create or self.watch is not None or len(self.roots) != 1 or self.wanted_nodes:
+        if self.create or self.watch is not None or len(self.roots) != 1 or self.plan.wanted_nodes:
             return None
         root = self.roots[0]
         block = None if root.kind is VAR or root.note is None else root.note.block
         if block is None or len(block.outputs) != 1:
             return None
         for n in block.nodes:
-            if n.inputs is None or (n.note is not None and (n.note.retained_by or _has_python(n) or n.note.saved)):
+            if n.inputs is None or (n.note is not None and (n.note.retained_by or has_python(n) or n.note.saved)):
                 return None
         return block if all(v.kind is VAR for v in block.wanted) else None
 
     def _pull_whole(self, block: Any) -> None:
         check_saved(block.nodes)
-        metas = self.wanted_metas
-        self.taking_part = {v for v in block.wanted if metas is None or v.note in metas}
+        metas = self.plan.wanted_metas
+        self.plan.taking_part = {v for v in block.wanted if metas is None or v.note in metas}
         gradients = pull_block(block, [self.gradient[self.roots[0]]], self.batch)
         self.gradient.update(zip(block.wanted, gradients, strict=True))
         self.executed += block.nodes
@@ -673,7 +512,7 @@ class GraphTask:
     def _function(self, n: Node) -> None:
         """A backward written in Python."""
         cut = n.note.cut
-        below = [x for x in cut.edges if x is not None and x in self.taking_part]
+        below = [x for x in cut.edges if x is not None and x in self.plan.taking_part]
         if not below:
             return
         outputs = cut.slots()
@@ -685,7 +524,7 @@ class GraphTask:
         hooks = {**(n.note.post_hooks or {}), **(cut.post_hooks or {})}
         results = self._call_post_hooks(hooks, results, [None if o is None else self.gradient.get(o) for o in outputs])
         for x, g in zip(cut.edges, results, strict=True):
-            if x is not None and g is not None and x in self.taking_part:
+            if x is not None and g is not None and x in self.plan.taking_part:
                 self.gradient[x] = add(self.gradient.get(x), g)
         self.executed += cut.outputs()
 
@@ -712,10 +551,6 @@ class GraphTask:
         watch.function(n, results)
         return results
 
-    def _one_by_one(self) -> bool:
-        """Whether every op's gradient is a node of its own, so that an anomaly in a later backward can name it."""
-        return self.watch is not None and self.create
-
     # -- leaves -------------------------------------------------------------------------------------------------------
 
     def _leaves(self) -> None:
@@ -723,7 +558,7 @@ class GraphTask:
         for n in sorted((n for n in self.gradient if n.kind is VAR), key=lambda n: -n.seq):
             by_meta[n.note] = add(by_meta.get(n.note), self.gradient[n])
         for meta, g in by_meta.items():
-            if self.wanted_metas is not None and meta not in self.wanted_metas:
+            if self.plan.wanted_metas is not None and meta not in self.plan.wanted_metas:
                 continue
             if meta.hooks:
                 g = self._call_hooks(meta.hooks, g)
@@ -731,7 +566,7 @@ class GraphTask:
             if self.accumulate and meta.accumulates:
                 self._accumulate(meta, g)
         if self.accumulate:
-            for key in self.wanted_nodes:
+            for key in self.plan.wanted_nodes:
                 kept = key.note is not None and key.note.retained_by is self.sink_of[key]  # retain_grad put it there
                 if key in self.captured and not kept:
                     self._store(self.sink_of[key], self.captured[key])
@@ -766,17 +601,6 @@ class GraphTask:
 
 def _wrapped(gradients: Sequence[Node | None]) -> tuple[Any, ...]:
     return tuple(None if g is None else wrap(g) for g in gradients)
-
-
-def _reach(block: Block) -> dict[Node, list[Node]]:
-    """Per output of a block the values at its start that it depends on; a freed node may lead to any."""
-    bits = {x: 1 << i for i, x in enumerate(block.wanted)}
-    for n in sorted(block.nodes, key=lambda n: n.seq):
-        found = 0
-        for x in block.wanted if n.inputs is None else n.inputs:
-            found |= bits.get(x, 0)
-        bits[n] = found
-    return {o: [x for i, x in enumerate(block.wanted) if bits[o] >> i & 1] for o in block.outputs}
 
 
 def _walk(outputs: Sequence[Node], block: Any, goals: Sequence[Node]) -> tuple[list[Node], set[Node]]:

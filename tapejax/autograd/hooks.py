@@ -116,7 +116,7 @@ def register_multi_grad_hook(tensors: Sequence[Tensor], fn: Callable[..., Any], 
                     fn(grad)
                 return
             if task.number not in seen:
-                reached = {_place(n) for n in task.taking_part}
+                reached = {_place(n) for n in task.plan.taking_part}
                 seen.clear()
                 seen[task.number] = [[None] * len(places), sum(1 for place in places if place() in reached)]
             grads, _ = entry = seen[task.number]

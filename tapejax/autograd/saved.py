@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from tapejax.autograd.checks import check_values, freed_error, outputs_of, saves_of
 from tapejax.autograd.gradients import zeros_seed
-from tapejax.autograd.graph_task import frame_of, running
+from tapejax.autograd.graph_task import running
+from tapejax.autograd.plan import frame_of
 from tapejax.dispatch import CAST
 from tapejax.errors import refuse
 from tapejax.storage.view import overlay
