@@ -42,6 +42,7 @@ ORDER = [
 #: Functions that import when they run, and why.
 INSIDE_FUNCTIONS = {
     "tapejax/autograd/functional.py": "the namespace of the factories, which stands above",
+    "tapejax/autograd/selective.py": "the public functions by which users name operations, which stand above",
     "tapejax/func/functional_call.py": "the namespace of the modules, which stands above",
     "tapejax/autograd/function.py": "graph and function know each other",
     "tapejax/testing.py": "the generator, only where values are drawn",
