@@ -16,15 +16,16 @@ import numpy as np
 
 from tapejax import dtypes, rng
 from tapejax.errors import refuse
-from tapejax.storage.view import check_writable, lens_of, made_view, refresh, write
+from tapejax.storage.cell import NO_GRAD, Alias
+from tapejax.storage.view import Lens, alias_of, check_writable, lens_of, made_view, refresh, write
 from tapejax.tape.aval import WEAK_INT
 from tapejax.tape.infer import infer
 from tapejax.tape.modes import MODE
-from tapejax.tape.node import NEVER, Kind, Node, leaf, scalar
+from tapejax.tape.node import NEVER, SCALAR, Kind, Node, leaf, scalar
 from tapejax.tape.note import note_of
 from tapejax.tape.op import COMPOSITES, TABLE, Op, Param
 from tapejax.tape.record import pick, record, record_kind
-from tapejax.tape.waiting import WAITING, stale_before
+from tapejax.tape.waiting import HORIZON, WAITING
 from tapejax.tensor import Tensor, leaf_node, wrap
 
 _new = object.__new__
@@ -188,7 +189,7 @@ def _unary(op: Op, absent: int) -> Callable[[Any], Any]:
             return made
         oldest = x.oldest
         node = Node(kind, (x,), kind.aval, x.requires_grad and mode == 1 and kind.differentiable and True, oldest)
-        if oldest < stale_before():
+        if oldest < HORIZON[0]:
             WAITING.stale.append(weakref.ref(node))
         made = new(Tensor)
         made._node = node
@@ -220,7 +221,7 @@ def _unary_static(op: Op) -> Callable[[Any, tuple[Any, ...]], Any]:
             return made
         oldest = x.oldest
         node = Node(kind, (x,), kind.aval, x.requires_grad and mode == 1 and kind.differentiable and True, oldest)
-        if oldest < stale_before():
+        if oldest < HORIZON[0]:
             WAITING.stale.append(weakref.ref(node))
         made = new(Tensor)
         made._node = node
@@ -250,16 +251,18 @@ def _positioned(op: Op) -> Callable[[Any, Any, tuple[Any, ...]], Any]:
         kind = kinds.get(((x.aval, WEAK_INT), statics))
         if kind is None:
             return call(op, (input, index), statics)
-        at = scalar(index)
+        at = Node(SCALAR, (), WEAK_INT, False, NEVER, index)
         oldest = x.oldest
         node = Node(kind, (x, at), kind.aval, x.requires_grad and mode == 1 and kind.differentiable and True, oldest)
-        if oldest < stale_before():
+        if oldest < HORIZON[0]:
             WAITING.stale.append(weakref.ref(node))
         made = new(Tensor)
         made._node = node
-        made._alias = None
         made._meta = None
-        made_view(input, made, lens_of(kind, (at,)))
+        under = a or alias_of(input)  # as in made_view
+        storage, counter = under.storage, under.storage.counter
+        made._alias = Alias(storage, (*under.lenses, Lens(kind, (at,))), under.flags if mode else under.flags | NO_GRAD, under.multi)
+        node.home = (counter, counter.version)
         return made
 
     return record_positioned
@@ -297,7 +300,7 @@ def _binary(op: Op, absent: int) -> Callable[[Any, Any], Any]:
         if y.oldest < oldest:
             oldest = y.oldest
         node = Node(kind, (x, y), kind.aval, mode == 1 and (x.requires_grad or y.requires_grad) and kind.differentiable and True, oldest)
-        if oldest < stale_before():
+        if oldest < HORIZON[0]:
             WAITING.stale.append(weakref.ref(node))
         made = new(Tensor)
         made._node = node

@@ -15,6 +15,7 @@ from oracle import compiled
 from tapejax import config
 from tapejax.autograd import walk
 from tapejax.autograd.walk import explore
+from tapejax.engine.cache import CACHE
 
 
 def params(*shapes: tuple[int, ...]) -> list[Any]:
@@ -249,3 +250,34 @@ def test_a_long_program_makes_the_collector_look_at_everything_less_often():
         assert gc.get_threshold() == (700, 10, 50)
     finally:
         gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize("how", ["backward", "grad", "grad of one", "backward(inputs=)"])
+def test_a_backward_returns_only_what_somebody_holds(how):
+    """Values between the loss and the leaves are temporaries of the program, whatever gradients are asked for."""
+    w, v = (tj.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+    kept = []
+
+    def loss(keep):
+        y = w * v
+        for _ in range(5):
+            y = y.sin()
+            if keep:
+                kept.append(y)
+        return y.sum()
+
+    run = {
+        "backward": lambda f: f.backward(),
+        "grad": lambda f: tj.autograd.grad(f, [w, v]),
+        "grad of one": lambda f: tj.autograd.grad(f, [w]),
+        "backward(inputs=)": lambda f: f.backward(inputs=[v]),
+    }[how]
+
+    def returned():
+        newest = max(CACHE.entries.values(), key=lambda e: e.used)
+        return len(newest.request[1])
+
+    run(loss(False))
+    assert returned() == 1  # the loss, which its caller holds while the backward runs
+    run(loss(True))
+    assert returned() == 6

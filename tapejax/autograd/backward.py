@@ -19,6 +19,7 @@ from tapejax.autograd.walk import Target, Walk, explore
 from tapejax.engine.derive import Pull
 from tapejax.engine.execute import donatable, run
 from tapejax.engine.materialise import _with, finish, outputs_of, recipes_kept, refuse_arguments
+from tapejax.storage.cell import Counter
 from tapejax.tape import modes, waiting
 from tapejax.tape.node import Node, leaf
 from tapejax.tape.note import Meta
@@ -81,15 +82,17 @@ def _run(roots: Any, seeds: Any, targets: Any, accumulate: bool, retain: bool, c
             done = _one_program(walk, roots, seeds, targets, accumulate, required)
             if done is not None:
                 return done
+            walk = explore(roots, targets, retain, create)
     return GraphTask(roots, seeds, targets, accumulate, retain, create, batched, required, walk).run()
 
 
 def _one_program(
     walk: Walk, roots: Sequence[Node], seeds: Sequence[Node | None], targets: Any, accumulate: bool, required: bool
 ) -> list[Any] | None:
-    """The everyday backward; None when it is not one."""
-    region, variables, outside = walk.region, walk.variables, walk.outside
-    runs = region  # the nodes whose backward runs, and which are freed
+    """The everyday backward; None when it is not one. Uses up the walk: a node that somebody holds is returned by the program."""
+    variables, outside = walk.variables, walk.outside
+    region, walk.region = walk.region, {}
+    ends: list[Node] = []  # at these, gradients are only read
     freed_run = None  # where the graph led; the key tells it, where all of the graph is in it
     read: dict[Any, Node] = {}  # where each wanted gradient is read off
     for v in sorted(variables, key=lambda v: v.seq):
@@ -105,15 +108,13 @@ def _one_program(
         if not sinks:
             return [None] * len(targets)
         keep = needed_nodes(region, {read[k] for k in sinks})
-        dropped = [n for n in region if n not in keep]  # their gradient is not wanted, their values may be
-        if dropped:
-            freed_run = FreedRun.of_nodes(dict.fromkeys(region, ()))
-            outside += [n for n in dropped if n.value is None]
-        region = {n: True for n in region if n in keep}
-        runs = region
         if not accumulate:  # `grad` only reads the gradient at a target that leads to no other one; `backward(inputs=)` runs it, as in torch
-            runs = {n: True for n in region if n not in sinks or any(x in keep for x in n.inputs)}
-    check_saved(runs)
+            ends = [n for n in sinks if n in region and not any(x in keep for x in n.inputs)]
+        if not region.keys() <= keep:  # the gradient of some is not wanted, but their values may be
+            freed_run = FreedRun.of_nodes(dict.fromkeys(region, ()))
+            outside += [n for n in region if n not in keep and n.value is None]
+            region = {n: True for n in region if n in keep}
+        keep.clear()
 
     into: list[Node | None] = []
     for sink in sinks.values():
@@ -127,7 +128,6 @@ def _one_program(
     found = pending(starts, found)
     starts.clear()  # a reference from here would make these values look wanted, and they would be returned
     outside.clear()
-    dropped = None  # type: ignore[assignment]
     also = waiting.take()
     try:
         if also:
@@ -137,6 +137,8 @@ def _one_program(
             waiting.WAITING.stale += [waiting.weakref.ref(n) for n in also]
             return None
         order = in_order(found)
+        if order and Counter.last_move > order[0].seq:
+            check_saved(region if not ends else [n for n in region if n not in ends])
         linear = Linear(order, region)
         held = outputs_of(linear, roots)
         request = Pull(
@@ -145,9 +147,10 @@ def _one_program(
             tuple(linear.slot_of(read[k]) for k in sinks),
             tuple(None if o is None else linear.slot_of(o) for o in into),
         )
-        freed = {n for n in runs if n.kind.saves}
+        for n in ends:
+            del region[n]
         results = [*(order[i].aval for i in held), *(read[k].aval for k in sinks)]
-        donate = donatable(linear, recipes_kept(linear, held, freed), results)
+        donate = donatable(linear, recipes_kept(linear, held, region), results)
         (keep_values, gradients), _ = run(linear, ("pull", tuple(held), request), donate)
     except BaseException:
         waiting.WAITING.stale += [waiting.weakref.ref(n) for n in also]
@@ -156,9 +159,9 @@ def _one_program(
     if freed_run is None:
         freed_run = FreedRun.of_program(linear, variables)
     try:
-        _deliver(linear, held, keep_values, runs, freed_run, sinks if accumulate else {}, made)
+        _deliver(linear, held, keep_values, region, freed_run, sinks if accumulate else {}, made)
     except BaseException:  # an interrupt: every step can be repeated, so finish before passing it on
-        _deliver(linear, held, keep_values, runs, freed_run, sinks if accumulate else {}, made)
+        _deliver(linear, held, keep_values, region, freed_run, sinks if accumulate else {}, made)
         raise
     return [] if targets is None else [wrap(made[t.key]) if t.key in made else None for t in targets]
 

@@ -123,15 +123,16 @@ def outputs_of(linear: Linear, todo: Sequence[Node]) -> list[int]:
     return sorted(held)
 
 
-def recipes_kept(linear: Linear, held: Sequence[int], freed: Any = ()) -> set[Node]:
-    """Inputs that nodes surviving this program would need to be computed again: never donate these."""
+def recipes_kept(linear: Linear, held: Sequence[int], runs: Any = ()) -> set[Node]:
+    """Inputs that nodes surviving this program would need to be computed again: never donate these. The backward of `runs` has run then."""
     order = linear.order
     computed = {order[i] for i in held}
-    stack = [n for n in order if (n.value is not None or n in computed) and n.requires_grad and n not in freed]
+    computed.update([n for n in order if n.value is not None])
+    stack = [n for n in computed if n.requires_grad and not (n in runs and n.kind.saves)]
     seen = set(stack)
     while stack:
         for x in stack.pop().inputs or ():
-            if x not in seen and x not in freed:
+            if x not in seen and not (x in runs and x.kind.saves):
                 seen.add(x)
                 if x.value is None and x.kind is not VAR and (x.requires_grad or x not in computed):
                     stack.append(x)

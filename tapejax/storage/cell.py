@@ -90,9 +90,9 @@ class Alias:
 
     __slots__ = ("flags", "lenses", "multi", "seen", "storage")
 
-    def __init__(self, storage: Storage, lenses: tuple[Any, ...] = (), flags: int = 0) -> None:
+    def __init__(self, storage: Storage, lenses: tuple[Any, ...] = (), flags: int = 0, multi: str | None = None) -> None:
         self.storage = storage
         self.lenses = lenses
         self.seen = storage.epoch
         self.flags = flags
-        self.multi: str | None = None  # the name of the several-view op that made this view
+        self.multi = multi  # the name of the several-view op that made this view

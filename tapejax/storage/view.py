@@ -148,8 +148,7 @@ def made_view(base: Any, view: Any, lens: Lens, flags: int = 0) -> None:
     mode = modes.MODE.get()
     if not mode & modes.GRAD:
         flags |= NO_GRAD | INFERENCE if mode & modes.INFERENCE else NO_GRAD
-    view._alias = Alias(storage, (*under.lenses, lens), flags)
-    view._alias.multi = under.multi
+    view._alias = Alias(storage, (*under.lenses, lens), flags, under.multi)
     counter = storage.counter
     view._node.home = (counter, counter.version)
 

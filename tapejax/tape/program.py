@@ -54,7 +54,7 @@ STOP = "stop"
 class Linear:
     """What one pass over the tape finds: the key, and the nodes behind its slots."""
 
-    __slots__ = ("input_uses", "inputs", "key", "order", "region", "slot", "uses", "variables")
+    __slots__ = ("input_uses", "inputs", "key", "order", "region", "slot", "uses", "variables")  # uses: references from within
 
     def __init__(self, order: list[Node], region: Any = None) -> None:
         """Number `order` (sorted); with `region`, nodes outside it are marked as letting no gradient through."""
@@ -79,8 +79,11 @@ class Linear:
             kind = node.kind
             if kind is VAR:
                 variables.append(node)
-            elif region is not None and node not in region and any([x.requires_grad for x in node.inputs]):  # noqa: C419 (short, and faster)
-                word(STOP)  # elsewhere there is no gradient to stop, and a JAX transform around the program must get through
+            elif region is not None:
+                if node in region:
+                    uses[i] += 1
+                elif any([x.requires_grad for x in node.inputs]):  # noqa: C419 (short, and faster)
+                    word(STOP)  # elsewhere there is no gradient to stop, and a JAX transform around the program must get through
             word(kind)
             for x in node.inputs:
                 s = find(x)
@@ -124,11 +127,10 @@ class Linear:
     def held(self) -> list[int]:
         """The results that somebody outside still holds: their values must be kept.
 
-        A node is referenced by its consumers here (counted), by this object and its maker (constant, one more for the
-        region), and by whoever else wants it: a tensor, a storage, another part of the tape.
+        A node is referenced by its consumers here and by the region (counted), by this object and its maker (constant), and by
+        whoever else wants it: a tensor, a storage, another part of the tape.
         """
-        uses, region = self.uses, self.region or ()
-        return [i for i, node in enumerate(self.order) if getrefcount(node) - uses[i] - (node in region) > _OWN_REFERENCES]
+        return [i for i, (node, uses) in enumerate(zip(self.order, self.uses, strict=True)) if getrefcount(node) - uses > _OWN_REFERENCES]
 
     def program(self) -> Program:
         return Program(self.key, tuple(x.aval for x in self.inputs))
@@ -175,7 +177,7 @@ def _own_references() -> int:
         read = Node(LEAF, (), None, False, 0, 0)  # type: ignore[arg-type]
         seen = {Node("probe", (read,), None, False): False}  # type: ignore[arg-type]
         linear = Linear(in_order(seen))
-        return next(getrefcount(node) - linear.uses[i] for i, node in enumerate(linear.order))
+        return [getrefcount(node) - uses for i, (node, uses) in enumerate(zip(linear.order, linear.uses, strict=True))][0]  # noqa: RUF015 (as in `held`)
 
     return probe()
 

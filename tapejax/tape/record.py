@@ -12,7 +12,7 @@ from tapejax.tape.infer import infer
 from tapejax.tape.modes import GRAD, INFERENCE, MODE, OBSERVERS
 from tapejax.tape.node import NEVER, Kind, Node
 from tapejax.tape.op import Array, Op
-from tapejax.tape.waiting import WAITING, stale_before
+from tapejax.tape.waiting import HORIZON, WAITING
 
 
 def kind_of(op: Op, form: tuple[Any, ...], statics: tuple[Any, ...], inputs: tuple[Node, ...]) -> Kind:
@@ -40,7 +40,7 @@ def record_kind(kind: Kind, inputs: tuple[Node, ...]) -> Node:
         if x.oldest < oldest:
             oldest = x.oldest
     node = Node(kind, inputs, kind.aval, requires_grad, oldest)
-    if oldest < stale_before():
+    if oldest < HORIZON[0]:
         WAITING.stale.append(weakref.ref(node))
     if mode > GRAD:
         for observe in OBSERVERS:

@@ -23,16 +23,12 @@ class _Waiting(threading.local):
 WAITING = _Waiting()
 
 #: Sequence numbers at which the last programs ran; a pending value older than the first of them is stale.
-_horizon: list[int] = [0] * config.patience
-
-
-def stale_before() -> int:
-    return _horizon[0]
+HORIZON: list[int] = [0] * config.patience
 
 
 def program_ran(seq: int) -> None:
-    _horizon.append(seq)
-    del _horizon[0]
+    HORIZON.append(seq)
+    del HORIZON[0]
 
 
 def take() -> list[Node]:
