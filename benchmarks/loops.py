@@ -335,7 +335,7 @@ def main() -> None:
         "RNN, 1000 steps": (lambda: rnn(1000), 4, (0.5, 2.0)),
         "RNN, 10000 steps": (lambda: rnn(10000), 1, (None, None)),
         "RNN, 1000 states stacked": (lambda: rnn_states(1000), 4, (None, None)),
-        "LSTM of two layers, 1000 steps": (lambda: lstm(1000), 2, (0.5, 2.0)),
+        "LSTM of two layers, 1000 steps": (lambda: lstm(1000), 4, (0.5, 2.0)),
         "Runge-Kutta ODE, 500 steps": (lambda: ode(500), 2, (None, None)),
         "Kalman filter, 1000 steps": (lambda: kalman(1000), 1, (None, None)),
         "unrolled optimizer, 50 steps": (lambda: maml(50), 2, (None, None)),

@@ -16,6 +16,7 @@ from tapejax import config
 from tapejax.autograd import walk
 from tapejax.autograd.walk import explore
 from tapejax.engine.cache import CACHE
+from tapejax.engine.collector import LONG, at_rest
 
 
 def params(*shapes: tuple[int, ...]) -> list[Any]:
@@ -204,6 +205,7 @@ def test_equal_python_numbers_are_not_merged():
 
 def test_one_launch_per_plain_step():
     from tapejax.engine.cache import CACHE
+from tapejax.engine.collector import LONG, at_rest
 
     ps = params((3, 5), (5, 2))
     for i in range(3):
@@ -250,6 +252,19 @@ def test_a_long_program_makes_the_collector_look_at_everything_less_often():
         assert gc.get_threshold() == (700, 10, 50)
     finally:
         gc.set_threshold(*before)
+
+
+def test_the_collector_rests_while_a_long_program_is_compiled():
+    assert gc.isenabled()
+    with at_rest(LONG):
+        assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), at_rest(LONG + 1):
+        assert not gc.isenabled()
+        with at_rest(LONG + 1):
+            pass
+        assert not gc.isenabled()
+        _ = 1 / 0
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("how", ["backward", "grad", "grad of one", "backward(inputs=)"])

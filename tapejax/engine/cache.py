@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from tapejax import config
+from tapejax.engine.collector import at_rest
 from tapejax.engine.stages import Staged, staged
 from tapejax.tape.program import Program
 
@@ -122,9 +123,10 @@ def first_call(made: Executable, linear: Any) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         made.specs = _specs(args)
         started = time.perf_counter()
-        if made.specs is not None:
-            made.call = staged(made.call, args) or made.call  # in stages, if it has long loops
-        result = made.call(*args)
+        with at_rest(len(linear.order)):
+            if made.specs is not None:
+                made.call = staged(made.call, args) or made.call  # in stages, if it has long loops
+            result = made.call(*args)
         made.seconds = time.perf_counter() - started
         CACHE.seconds += made.seconds
         if made.specs is not None and jax.default_backend() != "cpu" and not isinstance(made.call, Staged):  # there the code's size is known

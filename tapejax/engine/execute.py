@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Sequence
 from sys import getrefcount
 from typing import Any
@@ -11,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tapejax import config
 from tapejax.engine import derive
 from tapejax.engine.cache import BEFORE_COMPILE, CACHE, Executable, first_call
+from tapejax.engine.collector import at_rest, pace
 from tapejax.engine.replay import Entry, Row, unpacked
 from tapejax.errors import CompileError, OutOfMemoryError
 from tapejax.tape import aval as avals
@@ -49,7 +48,9 @@ def run(linear: Linear, request: Any, donatable: Sequence[int] = ()) -> tuple[An
     key = (linear.key, tuple(input_avals), request, donate)
     found = CACHE.get(key)
     if found is None:
-        found = _build(key, Program(linear.key, tuple(input_avals)), request, donate)
+        pace(len(linear.order))
+        with at_rest(len(linear.order)):
+            found = _build(key, Program(linear.key, tuple(input_avals)), request, donate)
         for look in BEFORE_COMPILE:
             look(found, linear)
         found = CACHE.put(found)
@@ -139,21 +140,8 @@ def _leaf_references() -> int:
 _LEAF_REFERENCES = _leaf_references()
 
 
-#: From so many instructions on a program is long: what its tape allocates makes Python look for cycles in the whole heap every few steps.
-LONG = 2000
-
-
-def _pace_collector() -> None:
-    """Have Python search its whole heap for cycles less often: a tape is freed by reference counts, and has none."""
-    young, middle, full = gc.get_threshold()
-    if 0 < full <= 10 < config.gc_full:
-        gc.set_threshold(young, middle, config.gc_full)
-
-
 def _build(key: Any, program: Program, request: Any, donate: tuple[int, ...]) -> Executable:
     """Trace and compile lazily (on the first call): request is `(mode, outputs, ...)` with mode a name in `derive`."""
-    if len(program.instructions) > LONG:
-        _pace_collector()
     facts: dict[str, Any] = {}
     mode, outputs, *rest = request
     chosen = set(donate)

@@ -31,12 +31,16 @@ class Program:
         self.inputs = inputs  # avals of the input slots, in order
         self._hash = hash(key)
         self.instructions: list[tuple[Any, tuple[int, ...], bool]] = []
-        words = iter(key)
-        for word in words:
-            stop = word == STOP
-            kind = next(words) if stop else word
-            arity = 1 if kind is VAR else len(kind.inputs)
-            self.instructions.append((kind, tuple(next(words) for _ in range(arity)), stop))
+        at, end = 0, len(key)
+        while at < end:
+            kind = key[at]
+            stop = kind == STOP
+            if stop:
+                at += 1
+                kind = key[at]
+            first = at + 1
+            at = first + (1 if kind is VAR else len(kind.inputs))
+            self.instructions.append((kind, key[first:at], stop))
 
     def __hash__(self) -> int:
         return self._hash
