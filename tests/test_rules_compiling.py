@@ -204,9 +204,6 @@ def test_equal_python_numbers_are_not_merged():
 
 
 def test_one_launch_per_plain_step():
-    from tapejax.engine.cache import CACHE
-from tapejax.engine.collector import LONG, at_rest
-
     ps = params((3, 5), (5, 2))
     for i in range(3):
         plain(i, ps)
