@@ -30,7 +30,7 @@ recompile_limit: int = _number("TAPEJAX_RECOMPILE_LIMIT", 8)
 segment_limit: int = _number("TAPEJAX_SEGMENT_LIMIT", 4000) or 1 << 62
 
 #: TAPEJAX_GC_FULL: after the first long program, Python's collector looks at the whole heap after so many collections of younger
-#: objects (Python: 10), unless its threshold was changed already; 0: leave it. A long tape makes it look all the time, for nothing.
+#: objects (Python: 10) or more, unless its threshold was changed already; 0: leave it. A long tape makes it look all the time, for nothing.
 gc_full: int = _number("TAPEJAX_GC_FULL", 100)
 
 #: How many shapes and statics are remembered per operation before they are forgotten together.
