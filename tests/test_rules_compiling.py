@@ -251,6 +251,22 @@ def test_a_long_program_makes_the_collector_look_at_everything_less_often():
         gc.set_threshold(*before)
 
 
+def test_a_long_tape_paces_the_collector_before_its_first_program():
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 10, 10)
+        x = tj.ones(())
+        x.item()
+        gc.collect()
+        assert gc.get_threshold() == (700, 10, 10)
+        for _ in range(10 * LONG + 1):
+            x = x * 0.5
+        gc.collect()
+        assert gc.get_threshold()[2] >= 10 * LONG // 32
+    finally:
+        gc.set_threshold(*before)
+
+
 def test_the_collector_rests_while_a_long_program_is_compiled():
     assert gc.isenabled()
     with at_rest(LONG):

@@ -7,8 +7,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tapejax import config
+from tapejax.tape.node import next_seq
+from tapejax.tape.waiting import HORIZON
 
 #: From so many instructions on a program is long.
 LONG = 2000
@@ -25,6 +28,15 @@ def pace(instructions: int) -> None:
     if instructions > LONG and config.gc_full and (full == 10 or full == _ours) and full < wanted:
         gc.set_threshold(young, middle, wanted)
         _ours = wanted
+
+
+def _look(phase: str, info: dict[str, Any]) -> None:
+    """Called by the collector: a tape that is still being recorded makes it search the whole heap as well."""
+    if phase == "stop" and info["generation"] == 2 and (recorded := next_seq() - HORIZON[-1]) > 10 * LONG:
+        pace(recorded)
+
+
+gc.callbacks.append(_look)
 
 
 @contextmanager
