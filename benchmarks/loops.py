@@ -312,7 +312,7 @@ def one_more_round(facts: dict[str, Any]) -> None:
 
 
 def long_tape(facts: dict[str, Any], rows: list[Row], rounds: int) -> None:
-    """3,000 operations in which nothing repeats: compiled in segments. A JAX user would write the same, so there is no twin."""
+    """3,000 operations in which nothing repeats: compiled in pieces. A JAX user would write the same, so there is no twin."""
     loop = patchwork(1500)
     ours, theirs = contestant(tj, loop), contestant(torch, loop)
     before = CACHE.compiled
