@@ -378,6 +378,8 @@ KEPT: list[list[Any]] = [
     [("unary", "sin", 0, False), ("backward", [4], True, None), ("backward", [0, 4], True, None)],
     [("write", "mul_", 3, 0, False), ("create", 0, 0), ("parts", 3, 3)],
     [("write", "mul_", 3, 0, False), ("parts", 3, 0), ("parts", 3, 3)],
+    [("unary", "sin", 0, False), ("write", "tanh_", 4, 0, True), ("create", 4, 0)],
+    [("unary", "sin", 0, False), ("write", "tanh_", 4, 0, True), ("create", 4, 4)],
     [("reduce", "sum", 0), ("backward", [0], False, [4]), ("grad", 4, [0, 1], False, False, False)],
     [("unary", "sin", 0, False), ("read", 4), ("hook", 4, 2.0), ("write", "tanh_", 4, 0, False), ("backward", [4, 0], False, None)],
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 
 from oracle import grad_or_none, near, numbers
@@ -881,3 +882,22 @@ def test_in_place_with_itself_as_the_other_operand_is_noticed(tl):
     y.mul_(y)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+@pytest.mark.parametrize("at", ["leaf", "value", "inputs"])
+def test_second_order_through_a_write_that_was_not_recorded(tl, at):
+    """The value is the new one, its slope the old one's, in every order; what was overwritten is not needed."""
+    x = tl.tensor([0.5, -1.0, 2.0], dtype=tl.float64, requires_grad=True)
+    y = x.sin()
+    with tl.no_grad():
+        y.tanh_()
+    (g,) = tl.autograd.grad((y * y).sum(), x if at == "leaf" else y, create_graph=True)
+    (g * g).sum().backward(inputs=[y] if at == "inputs" else None)
+    v = np.array([0.5, -1.0, 2.0])
+    value, slope = np.tanh(np.sin(v)), np.cos(v)
+    expected = {
+        "leaf": 4 * value * slope * (2 * slope**2 - 2 * value * np.sin(v)),
+        "value": 8 * value * slope,
+        "inputs": 8 * value,
+    }[at]
+    assert near((y if at == "inputs" else x).grad, expected.tolist())

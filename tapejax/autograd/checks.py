@@ -8,7 +8,8 @@ from tapejax.autograd.freed import FreedRun
 from tapejax.autograd.pull import PULL
 from tapejax.errors import refuse
 from tapejax.storage.cell import Counter
-from tapejax.tape.node import VAR, Node
+from tapejax.storage.view import overlay
+from tapejax.tape.node import VAR, Kind, Node
 from tapejax.tape.record import PICK
 from tapejax.tensor import grad_fn_name
 
@@ -93,8 +94,9 @@ def saved_check(node: Node) -> None:
         node.note.saved.check()
         return
     if node.kind.op is PULL:
-        for x in node.inputs:  # a PULL node has only the inputs that its gradients depend on
-            compare_version(x, node)
+        for i, x in enumerate(node.inputs):  # a PULL node has only the inputs that its gradients depend on
+            if x.home is not None and x.home[0].version != x.home[1] and not _is_history(node.kind, i):
+                compare_version(x, node)
         return
     check_values(node, saves_of(node))
 
@@ -112,6 +114,16 @@ def check_values(node: Node, names: set[str]) -> None:
         field = node.kind.op.returns[output.kind.statics[0]] if node.kind.op.returns else None
         if "result" in names or field in names:
             compare_version(output, output)
+
+
+def _is_history(kind: Kind, i: int) -> bool:
+    """Whether a PULL reads its input `i` only as what an unrecorded write found: the value is not needed."""
+    plan = kind.statics[0]
+    if i >= len(plan.needed):
+        return False
+    slot = -plan.needed[i] - 1
+    uses = [(k, slots) for k, slots, _ in plan.program.instructions if slot in slots]
+    return bool(uses) and all(k is not VAR and k.op is overlay and slot not in slots[1:] for k, slots in uses)
 
 
 def outputs_of(node: Node) -> list[Node]:
